@@ -249,6 +249,7 @@ def test_an_ordered_channel_goes_on_after_a_gap_that_nobody_can_fill() -> None:
     (segment,) = leader.log.store.logs[PART].segments
     second = segment.size // 3
     leader.log.files._file(segment.path).do((second + 60, b"\xff"))
+    leader.log.store.cache.clear()
     leader.lead()
     (deliver,) = leader.step(ev.Joined(9, "orders", "c", 2))
     assert isinstance(deliver, ev.Deliver)

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from pixiu.errors import DiskFailed, DiskFull, MalformedData
 
 MAX_OPEN: Final = 256
-"""Files that are open at a time. Policy: the one that was used least recently is closed."""
+"""Files that stay open after use. Policy: the one that was used least recently is closed."""
 UNREADABLE: Final = frozenset({errno.EIO, errno.EBADMSG})
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -45,7 +49,10 @@ class Files(Protocol):
         """Cut a file to a size. Raises DiskFailed."""
 
     def remove(self, path: str) -> None:
-        """Remove a file."""
+        """Remove a file; it may be gone."""
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove a folder and its files; it may be gone."""
 
     def sync(self, path: str) -> None:
         """Make a file's bytes durable. Raises DiskFailed."""
@@ -54,41 +61,57 @@ class Files(Protocol):
         """Make the names in a folder durable. Raises DiskFailed."""
 
 
+@dataclass(slots=True)
+class _Open:
+    """A file that is open."""
+
+    descriptor: int
+    users: int = 0
+    gone: bool = False
+    """True if the last user closes it."""
+
+
 class DiskFiles:
-    """Files of this machine.
+    """Files of this machine. May be used by several threads.
 
     Args:
         root: the folder; it exists.
     """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
-        self._open: OrderedDict[str, int] = OrderedDict()
+        self.root = root
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._lock = threading.Lock()
 
     def names(self, folder: str) -> list[str]:
         """See `Files`."""
-        path = self._root / folder
+        path = self.root / folder
         return sorted(os.listdir(path)) if path.is_dir() else []
 
     def make_folder(self, folder: str) -> None:
-        """See `Files`."""
-        path = self._root / folder
+        """See `Files`. Raises DiskFull, DiskFailed."""
+        path = self.root / folder
         if not path.is_dir():
-            path.mkdir()
+            with self._telling(folder):
+                path.mkdir()
             self.sync_folder(str(Path(folder).parent))
 
     def create(self, path: str) -> None:
-        """See `Files`."""
-        os.ftruncate(self._descriptor(path, os.O_CREAT), 0)
+        """See `Files`. Raises DiskFull, DiskFailed."""
+        with self._telling(path), self._opened(path, os.O_CREAT) as descriptor:
+            os.ftruncate(descriptor, 0)
 
     def size(self, path: str) -> int:
         """See `Files`."""
-        return os.fstat(self._descriptor(path)).st_size
+        return (self.root / path).stat().st_size
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See `Files`."""
         try:
-            return os.pread(self._descriptor(path), size, offset)
+            with self._opened(path) as descriptor:
+                return os.pread(descriptor, size, offset)
+        except FileNotFoundError as problem:
+            raise MalformedData(f"{path}: it is not there") from problem
         except OSError as problem:
             if problem.errno not in UNREADABLE:
                 raise
@@ -96,56 +119,85 @@ class DiskFiles:
 
     def write(self, path: str, offset: int, data: bytes) -> None:
         """See `Files`."""
-        descriptor, written = self._descriptor(path), 0
-        try:
+        written = 0
+        with self._telling(path), self._opened(path) as descriptor:
             while written < len(data):
                 written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
-        except OSError as problem:
-            if problem.errno in NO_SPACE:
-                raise DiskFull(f"{self._root}: no space left for topics; free some, then writes continue") from problem
-            raise DiskFailed(f"{path}: {problem.strerror}") from problem
 
     def truncate(self, path: str, size: int) -> None:
         """See `Files`."""
-        try:
-            os.ftruncate(self._descriptor(path), size)
-        except OSError as problem:
-            raise DiskFailed(f"{path}: {problem.strerror}") from problem
+        with self._telling(path), self._opened(path) as descriptor:
+            os.ftruncate(descriptor, size)
 
     def remove(self, path: str) -> None:
         """See `Files`."""
-        if (descriptor := self._open.pop(path, None)) is not None:
-            os.close(descriptor)
-        (self._root / path).unlink(missing_ok=True)
+        self._close(path)
+        (self.root / path).unlink(missing_ok=True)
+
+    def remove_folder(self, folder: str) -> None:
+        """See `Files`."""
+        for name in self.names(folder):
+            self.remove(f"{folder}/{name}")
+        with suppress(FileNotFoundError):
+            (self.root / folder).rmdir()
 
     def sync(self, path: str) -> None:
         """See `Files`."""
-        try:
-            os.fdatasync(self._descriptor(path))
-        except OSError as problem:
-            raise DiskFailed(f"{path}: {problem.strerror}") from problem
+        with self._telling(path), self._opened(path) as descriptor:
+            os.fdatasync(descriptor)
 
     def sync_folder(self, folder: str) -> None:
         """See `Files`."""
-        descriptor = os.open(self._root / folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        except OSError as problem:
-            raise DiskFailed(f"{folder}: {problem.strerror}") from problem
-        finally:
-            os.close(descriptor)
+        with self._telling(folder):
+            descriptor = os.open(self.root / folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def close(self) -> None:
         """Close all files."""
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
+        for path in list(self._open):
+            self._close(path)
 
-    def _descriptor(self, path: str, flags: int = 0) -> int:
-        descriptor = self._open.get(path)
-        if descriptor is None:
-            descriptor = self._open[path] = os.open(self._root / path, os.O_RDWR | flags, 0o644)
+    @contextmanager
+    def _telling(self, path: str) -> Iterator[None]:
+        """Raises DiskFull, DiskFailed in place of what the system says of a change."""
+        try:
+            yield
+        except OSError as problem:
+            if problem.errno in NO_SPACE:
+                raise DiskFull(f"{self.root}: no space left for topics; free some, then writes continue") from problem
+            raise DiskFailed(f"{self.root / path}: {problem.strerror}") from problem
+
+    @contextmanager
+    def _opened(self, path: str, flags: int = 0) -> Iterator[int]:
+        """The file's descriptor, which nobody closes meanwhile."""
+        with self._lock:
+            found = self._open.get(path)
+            if found is None:
+                found = self._open[path] = _Open(os.open(self.root / path, os.O_RDWR | os.O_CLOEXEC | flags, 0o644))
+            found.users += 1
+            self._open.move_to_end(path)
             if len(self._open) > MAX_OPEN:
-                os.close(self._open.popitem(last=False)[1])
-        self._open.move_to_end(path)
-        return descriptor
+                self._release(self._open.popitem(last=False)[1])
+        try:
+            yield found.descriptor
+        finally:
+            with self._lock:
+                found.users -= 1
+                if found.gone:
+                    self._release(found)
+
+    def _close(self, path: str) -> None:
+        with self._lock:
+            found = self._open.pop(path, None)
+            if found is not None:
+                self._release(found)
+
+    @staticmethod
+    def _release(found: _Open) -> None:
+        """Close a file that nobody uses; else its last user does."""
+        found.gone = True
+        if not found.users:
+            os.close(found.descriptor)

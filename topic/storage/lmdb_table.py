@@ -1,4 +1,5 @@
-"""The table of a group in LMDB: every transaction is synced, the position is in it.
+"""The table of a group in LMDB: every transaction is synced, the position is in it, and each value ends with a CRC-32 of key and
+value.
 
 Source: docs/topics.md, "How it is stored".
 """
@@ -6,20 +7,22 @@ Source: docs/topics.md, "How it is stored".
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from zlib import crc32
 
 import lmdb
 
 from cluster.replication.storage.label import make_directory, sync_directory
-from pixiu.errors import DiskFailed, DiskFull, StateDamaged
+from pixiu.errors import DiskFailed, DiskFull, MalformedData, StateDamaged
 
 MAP_BYTES: Final = 16 << 30
 """Address space that is reserved; the file is as large as its rows."""
 FILE_NAME: Final = "data.mdb"
 _POSITION: Final = struct.Struct("<QQ")
 _POSITION_KEY: Final = b"\0position"
+_CRC: Final = struct.Struct("<I")
 
 
 class LmdbTable:
@@ -47,12 +50,9 @@ class LmdbTable:
         """See `Table`. Raises StateDamaged."""
         try:
             with self._env.begin() as transaction:
-                rows = {bytes(key): bytes(value) for key, value in transaction.cursor()}
-        except lmdb.Error as problem:
-            raise StateDamaged(
-                f"{self._folder}: the state of topics cannot be read: {problem}; move the folder away, "
-                "this replica takes the state from a peer"
-            ) from problem
+                rows = {bytes(key): _opened(bytes(key), bytes(value)) for key, value in transaction.cursor()}
+        except (lmdb.Error, MalformedData) as problem:
+            raise StateDamaged(f"{self._folder}: the state of topics cannot be read: {problem}") from problem
         applied, clock_us = _POSITION.unpack(rows.pop(_POSITION_KEY, bytes(_POSITION.size)))
         return rows, applied, clock_us
 
@@ -64,16 +64,42 @@ class LmdbTable:
                     if value is None:
                         transaction.delete(key)
                     else:
-                        transaction.put(key, value)
-                transaction.put(_POSITION_KEY, _POSITION.pack(applied, clock_us))
+                        transaction.put(key, _sealed(key, value))
+                transaction.put(_POSITION_KEY, _sealed(_POSITION_KEY, _POSITION.pack(applied, clock_us)))
         except (lmdb.MapFullError, lmdb.DiskError) as problem:
             raise DiskFull(f"{self._folder}: no space left for the state of topics; free some, then writes continue") from problem
         except lmdb.Error as problem:
             raise DiskFailed(f"{self._folder}: {problem}") from problem
 
+    def copying(self) -> Callable[[Path], None]:
+        """Hold the rows of this moment; returns what writes them into an empty folder, durably, in any thread, once. Raises
+        DiskFull, DiskFailed."""
+        transaction = self._env.begin()
+
+        def copy(folder: Path) -> None:
+            try:
+                self._env.copy(str(folder), compact=True, txn=transaction)
+            except lmdb.Error as problem:
+                raise DiskFull(f"{folder}: the state of topics cannot be copied: {problem}") from problem
+            finally:
+                transaction.abort()
+
+        return copy
+
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
+
+
+def _sealed(key: bytes, value: bytes) -> bytes:
+    return value + _CRC.pack(crc32(value, crc32(key)))
+
+
+def _opened(key: bytes, sealed: bytes) -> bytes:
+    value = sealed[: -_CRC.size]
+    if sealed != _sealed(key, value):
+        raise MalformedData(f"the row {key.hex()} is broken")
+    return value
 
 
 def _make(folder: Path, map_bytes: int) -> None:

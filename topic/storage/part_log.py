@@ -1,25 +1,50 @@
 """The blocks of one part: a tail in memory, and segments behind it.
 
-    append ──▶ tail ──write──▶ page cache ──sync──▶ disk         `synced` says up to which offset a power cut leaves everything
+    append ──▶ tail ──freeze──▶ Writing ──a thread: write, sync──▶ written: segments have it, and the tail no longer
     read   ◀── tail, or checked blocks of a segment, or a gap
 
 Blocks come from committed entries and keep their offsets, so that a replay after a crash finds those that are there and adds the
-rest.
+rest. Everything here belongs to the event loop but `write_part` and `sync_part`, which change files alone.
 
 Source: docs/topics.md, "How it is stored".
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
-from pixiu.wire.block import Block, Stamp, stamped
+from pixiu.wire.block import STAMP_BYTES, Block, Stamp, stamped
 from topic.storage.files import Files
-from topic.storage.segment import Gap, Segment, Stored, base_of, blocks_of, name_of
+from topic.storage.segment import Gap, Segment, Stored, base_of, name_of, read_segment
 
 SEGMENT_BYTES: Final = 16 << 20
+
+
+class Run(NamedTuple):
+    """Blocks that are written to one file, one behind the other."""
+
+    path: str
+    new: bool
+    place: int
+    blocks: list[tuple[Stamp, bytes, int]]
+    """(stamp, block, count)."""
+
+
+class Writing(NamedTuple):
+    """Everything of a part that a flush writes and syncs."""
+
+    folder: str
+    new_folder: bool
+    runs: Sequence[Run]
+    paths: Sequence[str]
+    """Files to be synced."""
+    names: bool
+    """True if the folder is to be synced."""
+    end: int
+    """Offset up to which everything is durable then."""
 
 
 class PartLog:
@@ -32,29 +57,36 @@ class PartLog:
     """
 
     def __init__(self, files: Files, folder: str, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self._files, self._folder, self._segment_bytes = files, folder, segment_bytes
+        self._files, self.folder, self._segment_bytes = files, folder, segment_bytes
         self.segments: list[Segment] = []
         """Rising; only the last is written."""
         self.end = 0
         """Offset of the next block."""
         self.synced = 0
         """Offset up to which everything is durable."""
-        self._tail: deque[tuple[Stamp, bytes, int]] = deque()
+        self._tail: list[tuple[Stamp, bytes, int]] = []
         """(stamp, block, count) of what is not written yet."""
+        self.tail_bytes = 0
+        """Bytes of these blocks."""
+        self.appended_bytes = 0
+        """Bytes of all blocks that came since the part was opened here."""
         self._dirty: dict[str, None] = {}
-        self._new_names = False
+        self._new_folder = True
+        self._new_names = self._rolled = False
         self.gaps: list[Gap] = []
         """Offsets that were missing when the part was opened."""
 
     def open(self, first: int, end: int) -> None:
         """Find what is there. The state says that [first, end) was synced: what is missing of it is a gap. What is whole beyond
         `end` is kept: the log's replay brings it again. What is torn is cut."""
-        self._files.make_folder(self._folder)
-        bases = [base for name in self._files.names(self._folder) if (base := base_of(name)) is not None]
+        self._files.make_folder(self.folder)
+        bases = [base for name in self._files.names(self.folder) if (base := base_of(name)) is not None]
         self.segments = [Segment(self._path(base), base, behind) for base, behind in pairwise([*bases, end])]
         at = first
         while self.segments and self.segments[-1].base > end:
             self._files.remove(self.segments.pop().path)  # the replay brings it again
+        for closed in self.segments[:-1]:
+            closed.size = self._files.size(closed.path)
         if self.segments:
             last = self.segments[-1]
             last.scan(self._files)
@@ -62,6 +94,7 @@ class PartLog:
             if at >= end:  # else it is damaged, and is left for a repair; a new segment follows
                 self._files.truncate(last.path, last.size)
             self._dirty[last.path] = None
+        self._new_folder = False
         self._new_names = True  # a killed process may have made some and synced none
         self.end = max(at, end)
         if at < end:
@@ -69,7 +102,7 @@ class PartLog:
         self.synced = min(self.end, end)
 
     def _path(self, base: int) -> str:
-        return f"{self._folder}/{name_of(base)}"
+        return f"{self.folder}/{name_of(base)}"
 
     @property
     def first(self) -> int:
@@ -78,64 +111,70 @@ class PartLog:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of segments that were written or scanned, and of the tail."""
+        """Bytes of segments and of the tail."""
         return sum(segment.size for segment in self.segments) + self.tail_bytes
-
-    @property
-    def tail_bytes(self) -> int:
-        """Bytes that are not written yet."""
-        return sum(len(block) for _, block, _ in self._tail)
 
     # --- writing
 
-    def append(self, stamp: Stamp, block: bytes, count: int) -> None:
-        """Take the next block, or one that is there already."""
+    def append(self, stamp: Stamp, block: bytes, count: int) -> bool:
+        """Take the next block. Returns False for one that is there already."""
         if stamp.base < self.end:
-            return
-        assert stamp.base == self.end, (self._folder, stamp.base, self.end)
+            return False
+        assert stamp.base == self.end, (self.folder, stamp.base, self.end)
         self._tail.append((stamp, block, count))
+        self.tail_bytes += len(block)
+        self.appended_bytes += len(block)
         self.end += count
+        return True
 
-    def write(self) -> None:
-        """Hand the tail to the system. Raises DiskFull, DiskFailed: what was not written stays in the tail."""
-        while self._tail:
-            stamp, block, count = self._tail[0]
-            data = stamped(block, stamp)
-            segment = self._segment_for(stamp.base)
-            self._files.write(segment.path, segment.size, data)
-            segment.note(stamp, len(data), count)
-            self._dirty[segment.path] = None
-            self._tail.popleft()
+    def roll(self) -> None:
+        """Begin a new segment with the next block: the last one stays as it is."""
+        self._rolled = bool(self.segments and self.segments[-1].size)
 
-    def _segment_for(self, base: int) -> Segment:
-        last = self.segments[-1] if self.segments else None
-        if last is None or last.size >= self._segment_bytes or last.end != base:
-            path = self._path(base)
-            self._files.create(path)
-            last = Segment(path, base, base, scanned=True)
-            self.segments.append(last)
+    def freeze(self) -> Writing | None:
+        """Everything to be written and synced now; None: nothing. Changes nothing: `written` does when it has happened."""
+        if not (self._tail or self._dirty or self._new_names):
+            return None
+        runs, last = list[Run](), self.segments[-1] if self.segments and not self._rolled else None
+        path, size, end = (last.path, last.size, last.end) if last else ("", 0, -1)
+        for stamp, block, count in self._tail:
+            if end != stamp.base or size >= self._segment_bytes:
+                path, size = self._path(stamp.base), 0
+                runs.append(Run(path, True, 0, []))
+            elif not runs:
+                runs.append(Run(path, False, size, []))
+            runs[-1].blocks.append((stamp, block, count))
+            size, end = size + STAMP_BYTES + len(block), stamp.base + count
+        paths = list(dict.fromkeys((*self._dirty, *(run.path for run in runs))))
+        return Writing(self.folder, self._new_folder, runs, paths, self._new_names or any(run.new for run in runs), self.end)
+
+    def written(self, writing: Writing) -> None:
+        """Take over what a flush has written and synced."""
+        for run in writing.runs:
+            if run.new:
+                base = run.blocks[0][0].base
+                self.segments.append(Segment(run.path, base, base, scanned=True))
+                self._rolled = False
+            for stamp, block, count in run.blocks:
+                self.segments[-1].note(stamp, STAMP_BYTES + len(block), count)
+                self.tail_bytes -= len(block)
+        self._tail = self._tail[sum(len(run.blocks) for run in writing.runs) :]  # a new list: a thread may read the other
+        for path in writing.paths:
+            self._dirty.pop(path, None)
+        self._new_folder, self._new_names = False, self._new_names and not writing.names
+        self.synced = writing.end
+
+    def trim(self, first: int) -> list[str]:
+        """Forget the segments that lie wholly below an offset; the last one stays. Returns their files, to be removed."""
+        below = sum(behind.base <= first for behind in self.segments[1:])
+        gone = [segment.path for segment in self.segments[:below]]
+        if gone:
+            self.segments = self.segments[below:]  # a new list: a thread may read the other
             self._new_names = True
-        return last
-
-    def sync(self) -> None:
-        """Make everything that was written durable. Raises DiskFailed."""
-        up_to = self._tail[0][0].base if self._tail else self.end
-        for path in list(self._dirty):
-            self._files.sync(path)
-            del self._dirty[path]
-        if self._new_names:
-            self._files.sync_folder(self._folder)
-            self._new_names = False
-        self.synced = up_to
-
-    def trim(self, first: int) -> None:
-        """Remove the segments that lie wholly below an offset; the last one stays."""
-        while len(self.segments) > 1 and self.segments[1].base <= first:
-            gone = self.segments.pop(0)
-            self._files.remove(gone.path)
-            self._dirty.pop(gone.path, None)
-            self._new_names = True
+        for path in gone:
+            self._dirty.pop(path, None)
         self.gaps = [gap for gap in self.gaps if gap.high > first]
+        return gone
 
     # --- reading
 
@@ -144,9 +183,14 @@ class PartLog:
         nothing more is known, or at a gap."""
         found, took = list[Stored | Gap](), 0
         while offset < self.end and took < max_bytes:
-            part = self._read_segment(offset, max_bytes - took) or self._read_tail(offset, max_bytes - took)
+            segment = self.segment_at(offset)
+            part: Sequence[Stored | Gap] = (
+                read_segment(self._files, segment, offset, max_bytes - took)
+                if segment
+                else self.read_tail(offset, max_bytes - took)
+            )
             if not part:
-                part = [Gap(offset, self._behind(offset))]
+                part = [self.gap_at(offset)]
             found += part
             took += sum(len(each.data) for each in part if isinstance(each, Stored))
             last = part[-1]
@@ -155,60 +199,46 @@ class PartLog:
             offset = last.stamp.base + last.block.count
         return found
 
-    def _segment_at(self, offset: int) -> Segment | None:
-        for number in range(len(self.segments) - 1, -1, -1):
-            segment = self.segments[number]
-            if segment.base <= offset:
-                if not segment.scanned:
-                    segment.scan(self._files, segment.end)
-                return segment if offset < segment.end else None
-        return None
+    def segment_at(self, offset: int) -> Segment | None:
+        """The segment that has an offset, or should have it."""
+        segments = self.segments
+        number = bisect_right(segments, offset, key=lambda segment: segment.base) - 1
+        return segments[number] if number >= 0 and offset < segments[number].end else None
 
-    def _read_segment(self, offset: int, max_bytes: int) -> list[Stored | Gap]:
-        segment, found, took = self._segment_at(offset), list[Stored | Gap](), 0
-        if segment is None:
-            return found
-        for stored in blocks_of(self._files, segment.path, segment.place_of(offset), None):
-            if stored.stamp.base >= segment.end or (not found and stored.stamp.base > offset):
-                break
-            if stored.stamp.base + stored.block.count > offset:
-                found.append(stored)
-                took += len(stored.data)
-                if took >= max_bytes:
-                    break
-        return found
-
-    def _read_tail(self, offset: int, max_bytes: int) -> list[Stored | Gap]:
-        found, took = list[Stored | Gap](), 0
-        for stamp, block, count in self._tail:
+    def read_tail(self, offset: int, max_bytes: int) -> list[Stored]:
+        """Blocks that are not written yet, from the one that holds an offset on."""
+        found, took, tail = list[Stored](), 0, self._tail
+        begin = bisect_right(tail, offset, key=lambda each: each[0].base) - 1
+        for stamp, block, count in tail[begin:] if begin >= 0 else ():
             if stamp.base + count > offset and took < max_bytes:
-                if not found and stamp.base > offset:
-                    break
                 data = stamped(block, stamp)
                 found.append(Stored(stamp, Block.checked(block), data))
                 took += len(data)
+            else:
+                break
         return found
 
-    def _behind(self, offset: int) -> int:
-        """The offset from which on something may be readable again, after a block that is not."""
-        segment = self._segment_at(offset)
+    def gap_at(self, offset: int) -> Gap:
+        """The gap that begins with an offset that cannot be read, up to where something may be readable again."""
+        segment = self.segment_at(offset)
         if segment is not None:
+            segment.survey(self._files)
             mark = segment.next_mark(offset)
-            return mark.base if mark else segment.end
+            return Gap(offset, mark.base if mark else segment.end)
         later = [each.base for each in self.segments if each.base > offset]
-        return min([*later, *(stamp.base for stamp, _, _ in self._tail if stamp.base > offset), self.end])
+        return Gap(offset, min([*later, *(stamp.base for stamp, _, _ in self._tail if stamp.base > offset), self.end]))
 
     # --- by time and size
 
     def offset_at(self, at_us: int) -> int:
-        """The first offset that was appended at a time or later; `end` if there is none."""
+        """The first offset that was appended at a time or later; `end` if there is none. May be called in a thread."""
         found = self.first
-        for segment in self.segments:
-            if not segment.scanned:
-                segment.scan(self._files, segment.end)
+        for segment in list(self.segments):
+            segment.survey(self._files)
             if segment.last_us >= at_us:
                 found = segment.offset_at(at_us - 1)
                 break
+            found = segment.end
         while found < self.end:
             for each in self.read(found, 1 << 20):
                 if isinstance(each, Stored):
@@ -221,13 +251,31 @@ class PartLog:
 
     def expired(self, before_us: int, max_bytes: int) -> int:
         """The offset below which retention may drop everything: whole segments of which the last block is older than a time, and
-        the oldest ones while there are more bytes than allowed."""
+        the oldest ones while there are more bytes than allowed. May be called in a thread."""
         left, keep = self.stored_bytes, self.first
-        for segment, behind in pairwise(self.segments):
-            if not segment.scanned:
-                segment.scan(self._files, segment.end)
+        for segment, behind in pairwise(list(self.segments)):
+            segment.survey(self._files)
             if segment.last_us >= before_us and left <= max_bytes:
                 break
             left -= segment.size
             keep = behind.base
         return keep
+
+
+def write_part(files: Files, writing: Writing) -> None:
+    """Hand the blocks of a flush to the system. Raises DiskFull, DiskFailed: it can be done again."""
+    if writing.new_folder:
+        files.remove_folder(writing.folder)  # of a part with the same number that was dropped
+        files.make_folder(writing.folder)
+    for run in writing.runs:
+        if run.new:
+            files.create(run.path)
+        files.write(run.path, run.place, b"".join(stamped(block, stamp) for stamp, block, _ in run.blocks))
+
+
+def sync_part(files: Files, writing: Writing) -> None:
+    """Make everything that was written durable. Raises DiskFailed."""
+    for path in writing.paths:
+        files.sync(path)
+    if writing.names:
+        files.sync_folder(writing.folder)

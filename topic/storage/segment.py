@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pixiu.errors import MalformedData
-from pixiu.wire.block import STAMP_BYTES, Block, Stamp, parse_stored, stored_size
+from pixiu.wire.block import HEAD, HEAD_BYTES, MAGIC, STAMP, STAMP_BYTES, Block, Stamp, parse_stored, stored_size
 from topic.storage.files import Files
 
 SUFFIX: Final = ".seg"
@@ -49,7 +49,8 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class Segment:
-    """A file. `size` and `end` are those of its valid blocks, known after a scan or by writing."""
+    """A file. `size` and `end` of the last one, which is written, are those of its valid blocks; of closed ones, those of the file,
+    and where the next file begins."""
 
     path: str
     base: int
@@ -68,14 +69,20 @@ class Segment:
         self.end = stamp.base + count
         self.last_us = stamp.at_us
 
-    def scan(self, files: Files, known_end: int | None = None) -> None:
-        """Read the file and index its blocks; stops before the first that is damaged. What is then missing up to `known_end` is a
-        gap."""
+    def scan(self, files: Files) -> None:
+        """Check every block of the file, and index them; ends before the first that is damaged: `end` and `size` are its."""
         self.index, self.size, self.end, self.scanned = [], 0, self.base, True
         for stored in blocks_of(files, self.path, 0, self.base):
             self.note(stored.stamp, len(stored.data), stored.block.count)
-        if known_end is not None:
-            self.end = known_end
+
+    def survey(self, files: Files) -> None:
+        """Index the blocks of a closed file by their heads, unless that is done. May be called in a thread."""
+        if self.scanned:
+            return
+        found = Segment(self.path, self.base, self.base)
+        for stamp, count, size in heads_of(files, self.path, self.base):
+            found.note(stamp, size, count)
+        self.index, self.last_us, self.scanned = found.index, found.last_us, True
 
     def place_of(self, offset: int) -> int:
         """A place in the file at which a block begins that is not after this offset."""
@@ -129,3 +136,41 @@ def blocks_of(files: Files, path: str, place: int, base: int | None) -> Iterator
             return
         yield Stored(stamp, block, data)
         base, at = stamp.base + block.count, at + size
+
+
+def heads_of(files: Files, path: str, base: int) -> Iterator[tuple[Stamp, int, int]]:
+    """(stamp, count, size with the stamp) of the blocks of a file, by their heads alone; ends where one does not follow. `base`:
+    offset of the first one."""
+    place, buffer, at = 0, b"", 0
+    while True:
+        if at + STAMP_BYTES + HEAD_BYTES > len(buffer):
+            place, at = place + at, 0
+            try:
+                buffer = files.read(path, place, READ_BYTES)
+            except MalformedData:
+                return
+            if len(buffer) < STAMP_BYTES + HEAD_BYTES:
+                return
+        _, _, *stamp = STAMP.unpack_from(buffer, at)
+        size = stored_size(buffer[at : at + STAMP_BYTES])
+        magic, _, _, _, _, _, _, count, _, _, _ = HEAD.unpack_from(buffer, at + STAMP_BYTES)
+        if not size or magic != MAGIC or stamp[0] != base:
+            return
+        yield Stamp(*stamp), count, size
+        base, at = base + count, at + size
+
+
+def read_segment(files: Files, segment: Segment, offset: int, max_bytes: int) -> list[Stored]:
+    """Checked blocks of a segment from the one that holds an offset on, at least one if that can be read. May be called in a
+    thread."""
+    end, found, took = segment.end, list[Stored](), 0
+    segment.survey(files)
+    for stored in blocks_of(files, segment.path, segment.place_of(offset), None):
+        if stored.stamp.base >= end or (not found and stored.stamp.base > offset):
+            break
+        if stored.stamp.base + stored.block.count > offset:
+            found.append(stored)
+            took += len(stored.data)
+            if took >= max_bytes:
+                break
+    return found

@@ -1,29 +1,34 @@
 """The state of a group on its disk: rows in a table, blocks in segments, both behind the group's log.
 
     apply ──▶ State ──▶ tails of the parts           in memory; the log has it
-    flush     1. segments written and synced      2. rows and `applied` in one transaction      3. the log may be trimmed
+    freeze ──▶ Flush ──write, in a thread──▶ finish
+               1. segments written and synced        2. rows and `applied` in one transaction        3. the log may be trimmed
 
 A crash between any two steps leaves a table that is older than the segments; the log is applied from the table's position again,
-and blocks that are there already keep their offsets.
+and blocks that are there already keep their offsets. Folders of parts that the table does not have are removed at the start: the
+log has all of their blocks, or an entry that dropped them.
 
 Source: docs/topics.md, "How it is stored", docs/replication.md, "Use by a role".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from cluster.replication.model import Entry
-from pixiu.wire.block import Stamp
-from topic.entries import number_of, topic_of
+from pixiu.wire.block import Block, Stamp
+from topic.entries import number_of, part_id, topic_of
 from topic.state.state import State
+from topic.storage.cache import Blocks
 from topic.storage.files import Files
-from topic.storage.part_log import SEGMENT_BYTES, PartLog
-from topic.storage.segment import Stored
+from topic.storage.part_log import SEGMENT_BYTES, PartLog, Writing, sync_part, write_part
+from topic.storage.segment import Gap, Stored
 
 FOLDER: Final = "parts"
-SLOTS_READ_BYTES: Final = 256 << 10
+READ_AHEAD_BYTES: Final = 256 << 10
+CACHE_BYTES: Final = 64 << 20
 
 
 class Table(Protocol):
@@ -36,6 +41,28 @@ class Table(Protocol):
         """Put and delete rows in one transaction, durable when this returns. Raises DiskFull, DiskFailed: nothing has changed."""
 
 
+@dataclass(slots=True)
+class Flush:
+    """Everything that a flush makes durable, as it was at one moment."""
+
+    applied: int
+    clock_us: int
+    rows: Sequence[tuple[bytes, bytes | None]]
+    parts: Mapping[int, Writing]
+    firsts: Mapping[int, int]
+    """Part → lowest offset that is kept, of all parts."""
+    dropped: Sequence[int]
+    """Parts that are no more."""
+
+
+@dataclass(slots=True)
+class Gone:
+    """Files that nobody needs any more."""
+
+    files: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+
+
 class Store:
     """The state of a group with its files.
 
@@ -43,42 +70,43 @@ class Store:
         files: of the group.
         table: of the group.
         segment_bytes: size at which a part begins a new segment.
+        cache_bytes: limit of the blocks that are kept in memory.
     """
 
-    def __init__(self, files: Files, table: Table, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self._files, self._table, self._segment_bytes = files, table, segment_bytes
+    def __init__(
+        self, files: Files, table: Table, segment_bytes: int = SEGMENT_BYTES, cache_bytes: int = CACHE_BYTES
+    ) -> None:  # fmt: skip
+        self.files, self._table, self._segment_bytes = files, table, segment_bytes
         self.state = State(self)
         self.logs: dict[int, PartLog] = {}
         """By part."""
+        self.cache = Blocks(cache_bytes)
         self.flushed = 0
         """Counter up to which a power cut leaves everything: the group's log may be trimmed up to here."""
+        self.tail_bytes = 0
+        """Bytes of blocks that are not written yet."""
         self._unsaved: list[tuple[bytes, bytes | None]] = []
-        """Rows whose transaction failed."""
+        """Rows that are not in the table yet."""
         self._dropped: list[int] = []
-        """Parts whose files go at the next flush, when the table no longer has them."""
+        """Parts whose files go when the table no longer has them."""
 
     def open(self) -> None:
-        """Read what is there."""
-        self._files.make_folder(FOLDER)
+        """Read what is there. Raises StateDamaged, DiskFull, DiskFailed."""
+        self.files.make_folder(FOLDER)
         found, applied, clock_us = self._table.read()
         self.state.load(found, applied, clock_us)
         self.flushed = applied
+        for name in self.files.names(FOLDER):
+            if _part_in(name) not in self.state.parts:
+                self.files.remove_folder(f"{FOLDER}/{name}")
         for part in self.state.parts.values():
-            self._log_of(part.part).open(part.first, part.end)
-        kept = {_folder(part) for part in self.state.parts}
-        for folder in self._files.names(FOLDER):
-            if f"{FOLDER}/{folder}" not in kept:  # a dropped part, and the process ended before its files went
-                self._remove(f"{FOLDER}/{folder}")
+            self.log_of(part.part).open(part.first, part.end)
 
-    def _remove(self, folder: str) -> None:
-        for name in self._files.names(folder):
-            self._files.remove(f"{folder}/{name}")
-        self._files.sync_folder(folder)
-
-    def _log_of(self, part: int) -> PartLog:
+    def log_of(self, part: int) -> PartLog:
+        """The blocks of a part; made if they are not there yet."""
         log = self.logs.get(part)
         if log is None:
-            log = PartLog(self._files, _folder(part), self._segment_bytes)
+            log = PartLog(self.files, _folder_of(part), self._segment_bytes)
             self.logs[part] = log
         return log
 
@@ -86,18 +114,19 @@ class Store:
 
     def append(self, part: int, stamp: Stamp, block: bytes, count: int) -> None:
         """See `Blocks`."""
-        log = self.logs.get(part)
-        if log is None:
-            log = self._log_of(part)
-            log.open(0, 0)
-        log.append(stamp, block, count)
+        if self.log_of(part).append(stamp, block, count):
+            self.cache.put(part, stamp, Block.checked(block))
+            self.tail_bytes += len(block)
 
     def trim(self, part: int, first: int) -> None:
         """See `Blocks`. Segments go at the next flush, when the table has the new beginning."""
 
     def drop(self, part: int) -> None:
         """See `Blocks`."""
-        self.logs.pop(part, None)
+        log = self.logs.pop(part, None)
+        if log is not None:
+            self.tail_bytes -= log.tail_bytes
+            self.cache.drop(part)
         self._dropped.append(part)
 
     # --- as a state machine
@@ -107,42 +136,98 @@ class Store:
         return [self.state.apply(entry) for entry in entries]
 
     def flush(self) -> int:
-        """Make everything that is applied durable; returns the counter. Raises DiskFull, DiskFailed: the log keeps what is
-        missing."""
-        applied, clock_us = self.state.applied, self.state.clock_us
-        self._sync_segments()
-        self._unsaved += self.state.changes()
-        self._table.write(self._unsaved, applied, clock_us)
-        self._unsaved = []
-        self.flushed = applied
-        for part in self.state.parts.values():
-            if part.part in self.logs:
-                self.logs[part.part].trim(part.first)
-        while self._dropped:
-            folder = _folder(self._dropped.pop())
-            if self._files.names(folder):
-                self._remove(folder)
-        return applied
+        """Make everything that is applied durable, in this thread; returns the counter. Raises DiskFull, DiskFailed: the log keeps
+        what is missing."""
+        flush = self.freeze()
+        self.write(flush)
+        self.remove(self.finish(flush))
+        return self.flushed
 
-    def _sync_segments(self) -> None:
-        for log in self.logs.values():
-            log.write()
-            log.sync()
+    def freeze(self) -> Flush:
+        """Return everything that is to be made durable now."""
+        self._unsaved += self.state.changes()
+        firsts = {part.part: part.first for part in self.state.parts.values()}
+        parts = {part: writing for part, log in self.logs.items() if (writing := log.freeze())}
+        return Flush(self.state.applied, self.state.clock_us, list(self._unsaved), parts, firsts, list(self._dropped))
+
+    def write(self, flush: Flush) -> None:
+        """Make it durable; may be called in a thread. Raises DiskFull, DiskFailed: it can be done again, with what came since."""
+        for writing in flush.parts.values():
+            write_part(self.files, writing)
+        self._sync(flush.parts.values())
+        self._table.write(flush.rows, flush.applied, flush.clock_us)
+
+    def _sync(self, parts: Iterable[Writing]) -> None:
+        for writing in parts:
+            sync_part(self.files, writing)
+
+    def finish(self, flush: Flush) -> Gone:
+        """Take over what is durable. Returns the files that can go."""
+        del self._unsaved[: len(flush.rows)]
+        self.flushed = flush.applied
+        gone = Gone()
+        for part, writing in flush.parts.items():
+            if part in self.logs:  # else it was dropped meanwhile
+                self.logs[part].written(writing)
+        for part, first in flush.firsts.items():
+            if part in self.logs:
+                gone.files += self.logs[part].trim(first)
+        gone.folders += [_folder_of(part) for part in flush.dropped if part not in self.logs]
+        del self._dropped[: len(flush.dropped)]
+        self.tail_bytes = sum(log.tail_bytes for log in self.logs.values())
+        return gone
+
+    def remove(self, gone: Gone) -> None:
+        """Remove files; may be called in a thread."""
+        for path in gone.files:
+            self.files.remove(path)
+        for folder in gone.folders:
+            self.files.remove_folder(folder)
 
     # --- reading
 
+    def find(self, part: int, offset: int) -> tuple[Stamp, Block] | None:
+        """The block with an offset, if it is in memory."""
+        found = self.cache.find(part, offset)
+        if found is not None:
+            return found
+        log = self.logs.get(part)
+        for each in log.read_tail(offset, 1) if log else ():
+            return each.stamp, each.block
+        return None
+
+    def keep(self, part: int, found: Sequence[Stored | Gap]) -> None:
+        """Keep blocks that were read."""
+        if part in self.logs:
+            for each in found:
+                if isinstance(each, Stored):
+                    self.cache.put(part, each.stamp, each.block)
+
     def slots(self, part: int, low: int, high: int) -> list[int]:
         """The slots of the messages [low, high) of a part, or of the first of them; none if the first cannot be read."""
+        slots = list[int]()
+        while low < high:
+            found = self.find(part, low) or self._read(part, low)
+            if found is None:
+                break
+            stamp, block = found
+            slots += block.slots()[low - stamp.base : high - stamp.base]
+            low = stamp.base + block.count
+        return slots
+
+    def _read(self, part: int, offset: int) -> tuple[Stamp, Block] | None:
+        """Read ahead from the disk, now. Offsets beyond the end are not there."""
         log = self.logs.get(part)
-        found = list[int]()
-        for each in log.read(low, SLOTS_READ_BYTES) if log else ():
-            if not isinstance(each, Stored):
-                break
-            found += each.block.slots()[max(low - each.stamp.base, 0) :]
-            if len(found) >= high - low:
-                break
-        return found[: high - low]
+        self.keep(part, found := log.read(offset, READ_AHEAD_BYTES) if log else ())
+        first = found[0] if found else None
+        return (first.stamp, first.block) if isinstance(first, Stored) else None
 
 
-def _folder(part: int) -> str:
+def _folder_of(part: int) -> str:
     return f"{FOLDER}/{topic_of(part)}-{number_of(part)}"
+
+
+def _part_in(name: str) -> int:
+    """The part whose folder has this name; -1 for other names."""
+    topic, _, number = name.partition("-")
+    return part_id(int(topic), int(number)) if topic.isdecimal() and number.isdecimal() else -1

@@ -65,6 +65,11 @@ class MemoryFiles:
     def remove(self, path: str) -> None:
         self._do(Kind.UNLINKED, path)
 
+    def remove_folder(self, folder: str) -> None:
+        for name in self.names(folder):
+            self.remove(f"{folder}/{name}")
+        self._do(Kind.REMOVED, folder)
+
     def sync(self, path: str) -> None:
         self.operations += 1
         self._file(path).sync()

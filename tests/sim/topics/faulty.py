@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cluster.replication.core.events import Accepted
 from cluster.store.events import LeaderChanged
 from topic import entries as en
@@ -11,6 +13,7 @@ from topic.dispatch.lanes import Lane, Lanes
 from topic.dispatch.members import Dispatcher
 from topic.state.rows import Kind
 from topic.state.state import Sealed, State
+from topic.storage.part_log import Writing
 from topic.storage.store import Store
 
 
@@ -87,9 +90,8 @@ class ForgetsParents(Core):
 class TrimsBeforeSync(Store):
     """The journal is trimmed before the segments are synced."""
 
-    def _sync_segments(self) -> None:
-        for log in self.logs.values():
-            log.write()
+    def _sync(self, parts: Iterable[Writing]) -> None:
+        pass
 
 
 class _Forgets(State):

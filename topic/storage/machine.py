@@ -1,0 +1,269 @@
+"""The state of a group over its store, as replication uses it: entries are applied at once, a thread writes.
+
+Source: docs/topics.md, "How it is stored", docs/replication.md, "Use by a role".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from cluster.core.cancellation import to_its_end
+from cluster.replication.model import Entry
+from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged
+from topic.state.state import State
+from topic.storage import folder as folders
+from topic.storage.check import damaged_of
+from topic.storage.files import DiskFiles
+from topic.storage.lmdb_table import LmdbTable
+from topic.storage.segment import Gap
+from topic.storage.store import Store
+
+FLUSH_BYTES: Final = 16 << 20
+"""Bytes of blocks that are written before the interval is over."""
+SLOW_BYTES: Final = 64 << 20
+"""Bytes of blocks that wait to be written. Policy: above it a leader takes no more blocks."""
+MAX_BYTES: Final = 128 << 20
+"""The same. Policy: above it nothing is applied."""
+RETRY_S: Final = 0.5
+"""Interval of retries while the disk is full."""
+GAPS: Final = "gaps"
+"""File of a snapshot: a line for each gap that its replica has itself."""
+
+
+class Machine:
+    """A group's state machine.
+
+    Args:
+        folder: of the state; see `topic.storage.folder`.
+        cache_bytes: limit of the blocks that are kept in memory.
+        flush_interval_s: interval of flushes.
+        on_failed: called when nothing more can be written.
+        on_replaced: called when a snapshot has taken the place of `store`.
+
+    Call `open` first.
+    """
+
+    def __init__(
+        self, folder: Path, cache_bytes: int, flush_interval_s: float, on_failed: Callable[[PixiuError], None],
+        on_replaced: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._folder, self._cache_bytes, self._interval_s = folder, cache_bytes, flush_interval_s
+        self._on_failed, self._on_replaced = on_failed, on_replaced
+        self.full = ""
+        """Why the last write failed for lack of space; empty: it did not."""
+        self.flushes = 0
+        self.opened = False
+        self._writing = asyncio.Lock()
+        """Held while the store is written, copied, replaced or closed."""
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self) -> bool:
+        """Open the store; may be called in a thread. Returns True if a damaged one was set aside, and this one is empty. Raises
+        DiskFull, DiskFailed."""
+        aside = folders.prepare(self._folder)
+        try:
+            self._adopt(*self._opened())
+        except StateDamaged:  # its position in the log is unknown: it must be rebuilt
+            folders.put_aside(self._folder)
+            aside = True
+            folders.prepare(self._folder)
+            self._adopt(*self._opened())
+        return aside
+
+    def _opened(self) -> tuple[Store, LmdbTable]:
+        table = LmdbTable(self._folder / folders.TABLE)
+        store = Store(DiskFiles(self._folder), table, cache_bytes=self._cache_bytes)
+        try:
+            store.open()
+        except BaseException:
+            table.close()
+            raise
+        return store, table
+
+    def _adopt(self, store: Store, table: LmdbTable) -> None:
+        self.store, self._table = store, table
+        self.full = ""
+        self.opened = True
+
+    def mark_damaged(self, reason: str) -> None:
+        """Have the next start set the state aside, and take it from the log or another replica. Raises DiskFull, DiskFailed."""
+        folders.mark(self._folder, reason)
+
+    @property
+    def state(self) -> State:
+        """The state."""
+        return self.store.state
+
+    @property
+    def applied(self) -> int:
+        """See `StateMachine`."""
+        return self.store.state.applied
+
+    @property
+    def flushed(self) -> int:
+        """See `StateMachine`."""
+        return self.store.flushed
+
+    @property
+    def clock_us(self) -> int:
+        """See `StateMachine`."""
+        return self.store.state.clock_us
+
+    @property
+    def behind(self) -> bool:
+        """True if so much waits to be written that no more blocks are to be taken."""
+        return self.store.tail_bytes >= SLOW_BYTES
+
+    def start(self) -> None:
+        """Start to flush."""
+        self._task = asyncio.create_task(self._run(), name="topic-flush")
+
+    def apply(self, entries: Sequence[Entry]) -> list[object]:
+        """See `StateMachine`."""
+        if self.store.tail_bytes >= MAX_BYTES:
+            self._wake.set()
+            raise DiskFull(self.full or "the segments of topics lag behind the log")
+        answers = self.store.apply(entries)
+        if self.store.tail_bytes >= FLUSH_BYTES:
+            self._wake.set()
+        return answers
+
+    def look_ahead(self, entries: Sequence[Entry]) -> None:
+        """See `StateMachine`: no entry is refused for damage."""
+
+    async def flush(self) -> None:
+        """Make everything applied durable. Raises DiskFull, DiskFailed."""
+        async with self._writing:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        store = self.store
+        flush = store.freeze()
+        try:
+            await to_its_end(asyncio.to_thread(store.write, flush))
+        except DiskFull as full:
+            self.full = str(full)
+            raise
+        self.full = ""
+        gone = store.finish(flush)
+        self.flushes += 1
+        if gone.files or gone.folders:
+            await to_its_end(asyncio.to_thread(store.remove, gone))
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S if self.full else self._interval_s):
+                    await self._wake.wait()
+            self._wake.clear()
+            if self.applied == self.flushed:
+                continue
+            try:
+                await self.flush()
+            except DiskFull:
+                continue
+            except PixiuError as failed:
+                self._on_failed(failed)
+                return
+
+    # --- snapshots
+
+    async def snapshot(self, folder: Path) -> int:
+        """See `StateMachine`. Segments are linked: those that were written last are closed first, so none of them changes any
+        more. Raises DiskFull, DiskFailed."""
+        async with self._writing:
+            await self._flush()
+            store, links, gaps = self.store, list[str](), list[str]()
+            for part, log in store.logs.items():
+                log.roll()
+                links += [segment.path for segment in log.segments]
+                gaps += [f"{part} {gap.low} {gap.high}\n" for gap in log.gaps]
+            await to_its_end(asyncio.to_thread(_link, self._folder, folder, links))
+            applied, copy = store.flushed, self._table.copying()
+        await to_its_end(asyncio.to_thread(copy, folder / folders.TABLE))
+        await asyncio.to_thread((folder / GAPS).write_text, "".join(gaps))
+        return applied
+
+    async def check(self, folder: Path) -> None:
+        """See `StateMachine`: every block is checked. Raises StateDamaged, DiskFailed."""
+        await asyncio.to_thread(_check, folder)
+
+    async def load(self, folder: Path) -> None:
+        """See `StateMachine`."""
+        await to_its_end(self._load(folder))
+
+    async def _load(self, folder: Path) -> None:
+        async with self._writing:
+            self.opened = False
+            self._close()
+            await asyncio.to_thread(folders.move_in, folder, self._folder)
+            self._adopt(*await asyncio.to_thread(self._opened))
+        self._on_replaced()
+
+    async def close(self) -> None:
+        """Write what is missing, as far as the disk takes it; the log has the rest."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if not self.opened:
+            return
+        with contextlib.suppress(PixiuError):
+            await self.flush()
+        async with self._writing:
+            self.opened = False
+            self._close()
+
+    def _close(self) -> None:
+        self._table.close()
+        files = self.store.files
+        assert isinstance(files, DiskFiles)
+        files.close()
+
+
+def _link(state: Path, snapshot: Path, paths: Sequence[str]) -> None:
+    """Link files of the state into a snapshot. Raises DiskFailed."""
+    try:
+        for name in folders.CONTENTS:
+            (snapshot / name).mkdir(exist_ok=True)
+        for path in paths:
+            target = snapshot / path
+            target.parent.mkdir(exist_ok=True)
+            os.link(state / path, target)
+    except OSError as problem:
+        raise DiskFailed(f"{snapshot}: the segments cannot be linked: {problem.strerror}") from problem
+
+
+def _check(folder: Path) -> None:
+    """Check a snapshot. Raises StateDamaged, DiskFailed."""
+    table = LmdbTable(folder / folders.TABLE)
+    try:
+        found, applied, clock_us = table.read()
+    finally:
+        table.close()
+    files = DiskFiles(folder)
+    store = Store(files, table)
+    store.state.load(found, applied, clock_us)
+    known = _gaps_of(folder)
+    try:
+        for part in store.state.parts.values():
+            log = store.log_of(part.part)
+            for gap in damaged_of(files, log.folder, part.first, part.end):
+                if not any(low <= gap.low and gap.high <= high for low, high in known.get(part.part, ())):
+                    raise StateDamaged(f"{log.folder}: offsets {gap.low} to {gap.high - 1} of the snapshot are missing or damaged")
+    finally:
+        files.close()
+
+
+def _gaps_of(folder: Path) -> dict[int, list[Gap]]:
+    found: dict[int, list[Gap]] = {}
+    with contextlib.suppress(OSError, ValueError):
+        for line in (folder / GAPS).read_text("ascii").splitlines():
+            part, low, high = map(int, line.split())
+            found.setdefault(part, []).append(Gap(low, high))
+    return found
