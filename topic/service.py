@@ -1,36 +1,303 @@
-"""A topic replica's shell: it registers and reports its health. It has no log yet, and serves no clients.
+"""A topic replica's shell: the replicated log, the state and its segments, and the listeners around the core.
 
-Source: docs/topics.md.
+    DATA_DIR/replica    the log, and snapshots on their way
+    DATA_DIR/state      the state: segments of the parts, and rows
+
+Source: docs/topics.md, docs/replication.md, "Use by a role".
 """
 
 from __future__ import annotations
 
-from cluster.core.role import RoleShell
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from cluster.access.logins import guard_of
+from cluster.core.contract import END_OF_TURN, TICK
+from cluster.core.role import Runner, totals
 from cluster.process.context import Context
+from cluster.replication.core.refusals import not_leader
+from cluster.store.events import Committed, LeaderChanged, Propose
+from cluster.store.shell import StoreShell
+from cluster.wire.v1 import topic_group_pb2_grpc
+from pixiu.discovery import paths
+from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
+from pixiu.errors import DiskFull, Draining, Overloaded, PixiuError, Unavailable, error_of_code
+from pixiu.wire.v1 import topic_pb2_grpc
+from registry.mailbox import Requests
+from topic import events as ev
+from topic.clients.listener import TopicLog
+from topic.clients.members import Members
+from topic.clients.reads import Reads
+from topic.clients.writes import Writes
+from topic.core import Core, Counters
+from topic.groups import Parents, TopicGroups
 from topic.options import Options
+from topic.rates import Rates
+from topic.retention import Retention
+from topic.storage.machine import Machine
+from topic.storage.reader import Reader
+from topic.storage.segment import Gap
+from topic.storage.store import Store
+
+DRAIN_POLL_S: Final = 0.02
+BEHIND_RETRY_MS: Final = 200
+RATES_S: Final = 5.0
+FAILED: Final = "topic_state_failed"
+SET_ASIDE: Final = "topic_state_set_aside"
+GAP: Final = "topic_gap"
+MAX_GAPS: Final = 1000
+"""Gaps of a part that are kept. Policy: the rest is found again."""
 
 
-class Service(RoleShell):
-    """A topic replica's shell, without its core yet."""
+class Service(StoreShell):
+    """A topic replica's shell: runs one `topic.core.Core` over a replica."""
 
     def __init__(self, context: Context[Options]) -> None:
-        super().__init__(context.crash)
+        self._context = context
+        options = context.options
+        folder = Path(options.data_dir) / "state"
+        self._machine = Machine(folder, options.memory_mb << 20, options.flush_interval_s, self._failed, self._replaced)
+        self._counters = Counters()
+        self._runner: Runner[ev.Event, ev.Effect] = Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN)
+        super().__init__(context, self._machine, self._runner, lambda: not self._machine.full)
+        self.reader = Reader(lambda: self.store, self._gap)
+        self._writes = Writes(self, context.turn, options.writer_window_bytes)
+        self._members = Members(self, context.turn, self.spawn)
+        self._reads, self._retention, self._rates = Reads(self), Retention(self), Rates()
+        self._parents = Parents(context, self._runner.step)
+        self._requests: dict[int, asyncio.Future[object]] = {}
+        self._numbers = itertools.count(1)
+        self._draining = False
+        self._gaps: dict[int, list[Gap]] = {}
+        """Part → offsets that cannot be read here."""
+        self._guard = guard_of(options, context.cluster, context.log, context.audit, context.client_called)
+        self._kicks = Requests(context.zookeeper, paths.kicks(context.root), self._kick)
+        self._enter_effects()
+        assert context.client_server is not None
+        served = TopicLog(self, self._writes, self._members, self._reads, self._guard, context.audit)
+        topic_pb2_grpc.add_TopicLogServicer_to_server(served, context.client_server)
+        topic_group_pb2_grpc.add_TopicGroupsServicer_to_server(TopicGroups(self, self._rates), context.server)
+        context.metrics.collect_from(self._samples)
+
+    def _enter_effects(self) -> None:
+        effects = self._runner.effects
+        effects.on(ev.WriteReply, self._writes.answer)
+        effects.on(ev.Deliver, self._members.deliver)
+        effects.on(ev.ReportReply, self._members.reported)
+        effects.on(ev.MemberEnded, self._members.ended)
+        effects.on(ev.PartsFinished, self._members.finished)
+        effects.on(ev.Reply, self._reply)
+        effects.on(ev.AskParent, self._parents.ask)
+
+    # --- what the runtime calls
+
+    async def prepare(self, node: Node) -> Node:
+        """Open the state and the log; returns the node with this replica's member."""
+        if await asyncio.to_thread(self._machine.open):
+            self._context.log.error(SET_ASIDE, folder=self._context.options.data_dir)
+        found = await self._replica.prepare(node)
+        self._replaced()
+        return found
 
     def on_view(self, view: View) -> None:
-        """Ignore views: nothing depends on them yet."""
+        """Note the layout's version."""
+        if self._runner.core is not None:
+            self.core.layout_version = view.layout.version
 
     async def start(self) -> None:
-        """Start; nothing has to be ready first."""
+        """Start; the leader becomes known later."""
+        self._machine.start()
+        if self._guard is not None:
+            self._guard.start()
+            self._kicks.start()
+        self.every(self._context.options.retention_interval_s, self._retain)
+        self.every(RATES_S, self._look_at_rates)
+        await self._replica.start()
 
     async def drain(self) -> None:
-        """Hand over nothing: this process holds nothing."""
+        """Accept no new streams and no more entries, answer what is under way, hand over."""
+        self._draining = True
+        self._writes.drain()
+        self._members.drain()
+        while self._writes.unanswered or self._requests:
+            await asyncio.sleep(DRAIN_POLL_S)
+        await self._replica.drain()
 
     async def stop(self) -> None:
-        """Stop the tasks."""
+        """Write what is missing and close everything."""
+        self._reads.stopping = True
+        self._reads.wake_all()
+        self._writes.stop()
+        self._members.stop()
+        if self._guard is not None:
+            await self._kicks.stop()
+            await self._guard.close()
+        await self._parents.close()
+        await self._replica.stop()
         self.stop_runners()
         await self.cancel_tasks()
+        await self._machine.close()
 
     def health(self) -> dict[str, object]:
-        """Return nothing beyond what every process reports."""
-        return {}
+        """Report replication and problems."""
+        status = self._replica.status()
+        degraded = status["degraded"] or self._damage
+        return {
+            "replication": {**status, "degraded": degraded},
+            "degraded": degraded,
+            "writers": len(self._writes.streams),
+            "members": len(self._members.streams),
+            "disk_full": self._machine.full or self._replica.log_full,
+            "gaps": {str(part): [[gap.low, gap.high] for gap in gaps[:10]] for part, gaps in list(self._gaps.items())[:10]},
+        }
+
+    # --- as `topic.clients.group.Group`
+
+    @property
+    def core(self) -> Core:
+        """The core; there is one from `prepare` on."""
+        core = self._runner.core
+        assert isinstance(core, Core)
+        return core
+
+    @property
+    def store(self) -> Store:
+        """The state and its blocks."""
+        return self._machine.store
+
+    @property
+    def leader(self) -> str:
+        """See `Group`."""
+        node = self._replica.leader_node
+        return node.client_address if node is not None else ""
+
+    def step(self, event: ev.Event) -> None:
+        """Pass an event to the core."""
+        if not self._epoch:  # it is about to refuse
+            self._runner.step(LeaderChanged(0, self.leader))
+        self._runner.step(event)
+
+    def check_reads(self) -> None:
+        """See `Group`."""
+        if not self._replica.is_leader or not self._epoch:
+            raise not_leader(self.leader)
+        if not self._replica.lease_valid() or not self.core.delivers:
+            raise Unavailable("this leader does not know yet that it has everything; ask again in a moment")
+
+    async def request(self, kind: int, payload: bytes, force: bool = False) -> object:
+        """See `Group`."""
+        number = next(self._numbers)
+        future = self._requests[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.step(ev.Requested(number, kind, payload, force))
+            return await future
+        finally:
+            self._requests.pop(number, None)
+
+    # --- as `topic.core.Parts`
+
+    def may_deliver(self) -> bool:
+        """See `Parts`."""
+        return self._replica.lease_valid()
+
+    def slots(self, part: int, low: int, high: int) -> Sequence[int]:
+        """See `Parts`."""
+        return self.store.slots(part, low, high)
+
+    # --- the replica
+
+    def _replaced(self) -> None:
+        """Begin with a core on the state that is there now; this replica does not lead."""
+        core = Core(self._machine.state, self, self._context.view.layout.version)
+        core.counters = self._counters
+        self._runner.core = core
+        self._gaps.clear()
+        for part, log in self.store.logs.items():
+            for gap in log.gaps:
+                self._gap(part, gap)
+
+    def _leader_changed(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._runner.step(LeaderChanged(epoch, "" if epoch else self.leader))
+        self._members.leader_changed()
+        self._reads.wake_all()
+
+    def _applied(self, first: int, answers: Sequence[object], copies: int) -> None:
+        if self.core.epoch:
+            self._runner.step(Committed(first, answers, copies))
+            self._reads.applied()
+
+    def _check(self, effect: Propose) -> None:
+        if self._machine.full:
+            if self._replica.leave_for_space():
+                raise Draining("this replica cannot write its segments; use the next leader")
+            raise DiskFull(self._machine.full)
+        if self._draining:  # else work would always be pending, and there would be no hand-over
+            raise Draining("this replica is draining; use the next leader")
+        if self._machine.behind:
+            raise Overloaded("the segments of topics lag behind the log; retry later", BEHIND_RETRY_MS)
+
+    def _reply(self, effect: ev.Reply) -> None:
+        future = self._requests.get(effect.request)
+        if future is None or future.done():
+            return
+        if effect.refusal is None:
+            future.set_result(effect.answer)
+        else:
+            future.set_exception(error_of_code(*effect.refusal))
+
+    # --- the rest
+
+    def _failed(self, error: PixiuError) -> None:
+        self._context.log.error(FAILED, error=str(error), code=error.code)
+        self._context.crash(error)
+
+    def _gap(self, part: int, gap: Gap) -> None:
+        gaps = self._gaps.setdefault(part, [])
+        if gap not in gaps and len(gaps) < MAX_GAPS:
+            gaps.append(gap)
+            self._context.log.error(GAP, part=part, low=gap.low, high=gap.high)
+
+    @property
+    def _damage(self) -> str:
+        count = sum(len(gaps) for gaps in self._gaps.values())
+        return f"{count} gaps in stored topics: blocks cannot be read" if count else ""
+
+    def _kick(self, request: str) -> None:
+        if self._guard is not None:
+            self._guard.kick(request)
+
+    async def _retain(self) -> None:
+        if self._epoch and self.core.delivers:
+            await self._retention.look()
+
+    def _look_at_rates(self) -> None:
+        self._rates.look({part: (log.appended_bytes, log.end) for part, log in self.store.logs.items()}, time.monotonic())
+
+    def _samples(self) -> dict[str, object]:
+        machine = self._machine
+        if not machine.opened:
+            return {}
+        store = machine.store
+        return {
+            **totals(self._counters),
+            "leads": int(bool(self._epoch)),
+            "refused_before_core_total": self._writes.refused,
+            "parts": len(store.state.parts),
+            "channels": len(store.state.channels),
+            "writers": len(self._writes.streams),
+            "members": len(self._members.streams),
+            "flushes_total": machine.flushes,
+            "trims_total": self._retention.trims,
+            "loads_total": self.reader.loads,
+            "unwritten_bytes": store.tail_bytes,
+            "cached_bytes": store.cache.size,
+            "stored_bytes": sum(log.stored_bytes for log in store.logs.values()),
+            "gaps": sum(len(gaps) for gaps in self._gaps.values()),
+            "disk_full": int(bool(machine.full or self._replica.log_full)),
+        }

@@ -46,13 +46,16 @@ REFUSED_AFTER_S: Final = 10.0
 """A request that would wait longer is refused after this time, or up to twice as much, seconds: meanwhile it is one of its
 connection's calls. Requests that came together are not refused together, since their callers come back at once."""
 MAX_ADDRESSES: Final = 10_000
-STREAMS: Final = frozenset({"/pixiu.v1.Publisher/Publish", "/pixiu.v1.Mailer/Send", "/pixiu.v1.Subscriber/Subscribe"})
+STREAMS: Final = frozenset({
+    "/pixiu.v1.Publisher/Publish", "/pixiu.v1.Mailer/Send", "/pixiu.v1.Subscriber/Subscribe",
+    "/pixiu.v1.TopicLog/Write", "/pixiu.v1.TopicLog/Consume",
+})  # fmt: skip
 """Streams that clients open, all read by `pixiu.rpc.grpc_streams.GrpcHandler`."""
 
 
-def message_bytes_of_client(max_record_bytes: int) -> int:
-    """Return the maximum length of a client's message, bytes."""
-    return max(MAX_BATCH_BYTES, max_record_bytes) + BESIDE_BATCH_BYTES
+def message_bytes_of_client(max_record_bytes: int, largest: int = 0) -> int:
+    """Return the maximum length of a client's message, bytes. largest: a thing that it must be able to hold."""
+    return max(MAX_BATCH_BYTES, max_record_bytes, largest) + BESIDE_BATCH_BYTES
 
 
 def check_batch(count: int, size: int, further: int = 0) -> None:

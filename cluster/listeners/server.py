@@ -77,9 +77,11 @@ def files_for_mqtt(limit: int) -> int:
     return files_for_clients(limit) - connections_of_clients(limit, beside_mqtt=True) if limit > 0 else sys.maxsize
 
 
-def server_options(cluster: ClusterOptions, *, of_clients: bool = False, beside_mqtt: bool = False) -> list[tuple[str, int]]:
-    """Return the channel arguments of a process's server."""
-    longest = message_bytes(cluster)
+def server_options(
+    cluster: ClusterOptions, *, of_clients: bool = False, beside_mqtt: bool = False, largest: int = 0
+) -> list[tuple[str, int]]:  # fmt: skip
+    """Return the channel arguments of a process's server. largest: as of `message_bytes_of_client`."""
+    longest, of_client = message_bytes(cluster), message_bytes_of_client(cluster.max_record_bytes, largest)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     clients = [
         ("grpc.http2.bdp_probe", 0),  # its estimate lets each stream fill megabytes before the process reads them
@@ -89,7 +91,7 @@ def server_options(cluster: ClusterOptions, *, of_clients: bool = False, beside_
     return [
         *(clients if of_clients else ()),
         ("grpc.so_reuseport", 0),  # a taken port is an error, not half of the traffic
-        ("grpc.max_receive_message_length", message_bytes_of_client(cluster.max_record_bytes) if of_clients else longest),
+        ("grpc.max_receive_message_length", of_client if of_clients else longest),
         ("grpc.max_send_message_length", longest),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", MAX_STREAMS_OF_CLIENT if of_clients else MAX_STREAMS),
@@ -121,13 +123,15 @@ class Server:
         *,
         of_clients: bool = False,
         beside_mqtt: bool = False,
+        largest: int = 0,
     ) -> None:
         """`credentials`: of TLS; None: callers are not authenticated. `of_clients`: its callers are clients, not processes.
-        `beside_mqtt`: this process also has MQTT clients."""
+        `beside_mqtt`: this process also has MQTT clients. `largest`: bytes of the largest thing in a client's message, if that is
+        no batch of records."""
         keep_grpc_from_printing()
         self._reflection, self._credentials = reflection, credentials
         self.grpc = grpc.aio.server(
-            options=server_options(cluster, of_clients=of_clients, beside_mqtt=beside_mqtt),
+            options=server_options(cluster, of_clients=of_clients, beside_mqtt=beside_mqtt, largest=largest),
             maximum_concurrent_rpcs=MAX_CALLS,
             interceptors=[RefusedCalls(), *interceptors],
         )

@@ -17,6 +17,7 @@ from cluster.listeners.streams import framed_listener
 from cluster.settings.options import ClientListenerOptions, ClusterOptions, RoleOptions
 from cluster.trust.audit import Audit
 from cluster.trust.key_ring import KeyRing
+from pixiu.wire.block import MAX_BLOCK_BYTES
 
 
 class Listeners:
@@ -61,7 +62,10 @@ class Listeners:
         shown = self.client_tls.server_credentials(handshakes.begins) if self.client_tls is not None else None
         logs_in = isinstance(options, ClientRoleOptions) and bool(options.access_file)
         with handshakes.watching(shown is not None and logs_in):
-            return Server(cluster, interceptors=[parsing], credentials=shown, of_clients=True, beside_mqtt=role == "gateway")
+            return Server(
+                cluster, interceptors=[parsing], credentials=shown, of_clients=True, beside_mqtt=role == "gateway",
+                largest=MAX_BLOCK_BYTES if role == "topic" else 0,
+            )  # fmt: skip
 
     @property
     def servers(self) -> list[Server]:

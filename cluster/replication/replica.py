@@ -274,15 +274,21 @@ class Replica:
     @property
     def leader_address(self) -> str:
         """Address (host:port) of the leader's process as far as known; otherwise empty."""
+        node = self.leader_node
+        return node.address if node is not None else ""
+
+    @property
+    def leader_node(self) -> Node | None:
+        """Node of the leader's process as far as known; otherwise None."""
         core = self._core
         read = core.context.read if core is not None else None
         if read is None or read.state is None or (read.state.leader == self.member and not self.is_leader):
-            return ""
+            return None
         found = self._live.get(read.state.leader)
         if found is None and core is not None and core.hears_leader(time.monotonic()):
             found = self._leader_node
         named = (read.state.leader, read.state.incarnation)
-        return found.address if found is not None and (found.presence.member, found.presence.incarnation) == named else ""
+        return found.node if found is not None and (found.presence.member, found.presence.incarnation) == named else None
 
     def check_leader(self) -> None:
         """Raise `NotLeader`, which names the leader, or `Draining`, if this replica takes no writes."""

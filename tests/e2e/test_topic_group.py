@@ -1,0 +1,101 @@
+"""Topic replicas as processes: what was confirmed is stored once, and delivered until it is acknowledged, whoever leads."""
+
+from __future__ import annotations
+
+from pixiu.wire.v1 import topic_pb2 as pb
+from tests.support.roles import Roles
+from tests.support.topics import ORDERS, Member, Writer, call, in_sync, leader, make_topic, read_all
+
+
+async def test_blocks_are_written_read_and_consumed(roles: Roles) -> None:
+    await roles.layout(topic=1)
+    roles.start("topic-a", partition=0)
+    (node,) = await roles.running("topic-a")
+    await leader(roles, "topic-a")
+    await make_topic(node)
+    async with Writer(node) as writer:
+        assert writer.hello.window_bytes >= 1 << 20
+        first = await writer.write([b"one", b"two", b"three"], 1)
+        assert (first.verdict, first.position, first.base) == (pb.WRITE_STORED, 3, 0)
+        again = await writer.write([b"one", b"two", b"three"], 1)
+        assert (again.verdict, again.base) == (pb.WRITE_REPEATED, 0)
+        assert (await writer.write([b"five"], 5)).verdict == pb.WRITE_HOLE
+        assert (await writer.write([b"four"], 4)).base == 3
+    assert await read_all(node) == {0: b"one", 1: b"two", 2: b"three", 3: b"four"}
+    async with Member(node, credit=3) as member:
+        assert await member.get(3) == {0: (b"one", 1), 1: (b"two", 1), 2: (b"three", 1)}
+        result = await member.report(1, acknowledged=[2, 3])
+        assert list(result.acknowledged) == [2, 3]
+        assert await member.get(1) == {3: (b"four", 1)}
+        result = await member.report(1, acknowledged=[0, 1, 3, 4, 9, 20], refused=[1, 0])
+        assert (list(result.acknowledged), list(result.refused)) == ([0, 1, 3, 4], [1])
+        assert await member.get(1) == {1: (b"two", 2)}
+        await member.report(1, acknowledged=[1, 2])
+    state = await call(node, "Channel", pb.ChannelRequest(topic=ORDERS, channel="c", state=True))
+    (part,) = state.parts
+    assert (part.floor, part.end, part.unacknowledged) == (4, 4, 0)
+
+
+async def test_a_leader_that_is_killed_loses_nothing_and_nothing_acknowledged_comes_again(roles: Roles) -> None:
+    await roles.layout(topic=1)
+    names = ["topic-a", "topic-b"]
+    for name in names:
+        roles.start(name, partition=0)
+    await roles.running(*names)
+    first = await in_sync(roles, 2, *names)
+    (node,) = await roles.running(first)
+    await make_topic(node)
+    async with Writer(node) as writer:
+        for number in range(1, 200, 2):
+            assert (await writer.write([b"%d" % number, b"%d" % (number + 1)], number)).verdict == pb.WRITE_STORED
+        async with Member(node, credit=150) as member:
+            got = await member.get(150)
+            done = sorted(got)[::3]
+            pairs = [bound for offset in done for bound in (offset, offset + 1)]
+            result = await member.report(1, acknowledged=pairs)
+            assert len(result.acknowledged) == len(pairs)
+            writer.send([b"unconfirmed"], 201)
+            await roles.kill(first)
+    (other,) = [name for name in names if name != first]
+    assert await leader(roles, other) == other
+    (node,) = await roles.running(other)
+    async with Writer(node) as writer:
+        last = await writer.write([b"unconfirmed"], 201)
+        assert last.verdict in (pb.WRITE_STORED, pb.WRITE_REPEATED)
+        assert last.base == 200
+    expected = {number - 1: b"%d" % number for number in range(1, 201)} | {200: b"unconfirmed"}
+    assert await read_all(node) == expected
+    async with Member(node, credit=1000) as member:
+        left = await member.get(201 - len(done))
+        assert {offset: body for offset, (body, _) in left.items()} == {
+            offset: body for offset, body in expected.items() if offset not in done
+        }
+    roles.start(first, partition=0)
+    await in_sync(roles, 2, *names)
+
+
+async def test_a_new_follower_gets_a_snapshot_and_can_lead(roles: Roles) -> None:
+    await roles.layout(topic=1)
+    roles.start("topic-a", partition=0, segment_mb=1, flush_interval_s=0.05)
+    (node,) = await roles.running("topic-a")
+    await leader(roles, "topic-a")
+    await make_topic(node)
+    body = b"x" * 100_000
+    async with Writer(node) as writer:
+        for number in range(1, 60):
+            assert (await writer.write([body], number)).verdict == pb.WRITE_STORED
+        async with Member(node, credit=10) as member:
+            await member.get(10)
+            await member.report(1, acknowledged=[0, 5])
+        roles.start("topic-b", partition=0, segment_mb=1)
+        await in_sync(roles, 2, "topic-a", "topic-b")
+        assert (await writer.write([b"last"], 60)).base == 59
+    await roles.kill("topic-a")
+    await leader(roles, "topic-b")
+    (node,) = await roles.running("topic-b")
+    assert await roles.metric(node, "replica_snapshots_installed_total") == 1
+    assert await read_all(node) == dict.fromkeys(range(59), body) | {59: b"last"}
+    async with Member(node, credit=100) as member:
+        assert sorted(await member.get(55)) == list(range(5, 60))
+    roles.start("topic-a", partition=0)
+    await in_sync(roles, 2, "topic-a", "topic-b")

@@ -1,0 +1,145 @@
+"""Answers about channels to clients: their state, dead letters, resend and seek.
+
+Source: docs/topics.md, "Channels".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+from pixiu.errors import NotServed
+from pixiu.wire.v1 import topic_pb2 as pb
+from topic import entries as en
+from topic import events as ev
+from topic.clients.deliveries import delivery
+from topic.clients.group import Group, topic_named
+from topic.state.parts import Part
+from topic.state.state import Done
+from topic.storage.segment import Gap
+
+MAX_DEAD: Final = 1000
+"""Dead letters in one reply."""
+DEFAULT_DEAD: Final = 100
+DEAD_BYTES: Final = 2 << 20
+"""Bytes of their messages in one reply; the rest comes with the next."""
+MAX_CHANNELS: Final = 1000
+"""Channels in one reply."""
+MAX_ENTRIES: Final = 4096
+"""Offsets in one RESEND."""
+REASONS: Final = {
+    en.Reason.ATTEMPTS: "its attempts are used up: the last member refused it",
+    en.Reason.TIMED_OUT: "its attempts are used up: the last member never answered",
+}
+
+
+class Channels:
+    """Serves `TopicLog.Channel`.
+
+    Args:
+        group: the replica.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    async def serve(self, request: pb.ChannelRequest) -> pb.ChannelReply:
+        """Serve a request. Raises NotLeader, Unavailable, NotServed, InvalidArgument, OutcomeUnknown."""
+        group = self._group
+        group.check_reads()
+        state = group.store.state
+        topic = topic_named(state, request.topic)
+        parts = [part for part in state.parts_of(topic.topic) if not request.parts or en.number_of(part.part) in request.parts]
+        channels = state.channels_of(topic.topic)
+        if request.channel:
+            channels = [each for each in channels if each.name == request.channel]
+            if not channels:
+                raise NotServed(f"the topic {topic.name} has no channel {request.channel[:128]!r}")
+        ask = request.WhichOneof("ask")
+        if ask in (None, "state"):
+            return await self._state(channels[:MAX_CHANNELS], parts)
+        if not request.channel:
+            raise NotServed("name a channel; only the state of all is given at once")
+        match ask:
+            case "dead":
+                return await self._dead(channels[0], parts, request.dead)
+            case "resend":
+                return await self._resend(channels[0], parts, request.resend.offsets)
+            case _:
+                return await self._seek(channels[0], parts, request.seek)
+
+    async def _state(self, channels: Sequence[en.ChannelSettings], parts: Sequence[Part]) -> pb.ChannelReply:
+        reply, wanted = pb.ChannelReply(), {part.part for part in parts}
+        for channel in channels:
+            for view in self._group.core.describe(channel.channel):
+                if view.part in wanted:
+                    reply.parts.append(await self._view(channel.name, view))
+        self._group.check_reads()
+        return reply
+
+    async def _view(self, name: str, view: ev.ChannelView) -> pb.ChannelPart:
+        oldest_us = 0
+        if view.unacknowledged:
+            found = await self._group.reader.find(view.part, view.floor)
+            oldest_us = 0 if isinstance(found, Gap) else found[0].at_us
+        return pb.ChannelPart(
+            channel=name, part=en.number_of(view.part), floor=view.floor, end=view.end, unacknowledged=view.unacknowledged,
+            with_members=view.with_members, waiting=view.waiting, dead=view.dead, lost=view.lost, oldest_us=oldest_us,
+            members=[
+                pb.ChannelMember(name=each.name, tag=each.tag, credit=each.credit, having=each.having) for each in view.members
+            ],
+            stuck=view.stuck,
+        )  # fmt: skip
+
+    async def _dead(self, channel: en.ChannelSettings, parts: Sequence[Part], ask: pb.DeadLettersRequest) -> pb.ChannelReply:
+        """Dead letters of the parts, in their order, from an offset on."""
+        limit, took, reply = min(ask.limit or DEFAULT_DEAD, MAX_DEAD), 0, pb.ChannelReply()
+        for part in parts:
+            progress = self._group.store.state.progress[channel.channel, part.part]
+            offsets = sorted(offset for offset in progress.dead if offset > ask.after or not ask.after)
+            for offset in islice(offsets, limit - len(reply.dead)):
+                letter = progress.dead.get(offset)
+                if letter is None or took > DEAD_BYTES:
+                    continue
+                made = reply.dead.add(
+                    part=en.number_of(part.part), attempts=letter.attempts, at_us=letter.at_us,
+                    reason=REASONS.get(en.Reason(letter.reason), "unknown"),
+                )  # fmt: skip
+                found = await self._group.reader.find(part.part, offset)
+                if not isinstance(found, Gap):
+                    made.message.CopyFrom(delivery(en.number_of(part.part), *found, offset, offset + 1))
+                    took += len(made.message.data)
+                else:
+                    made.message.part, made.message.base = en.number_of(part.part), offset
+        self._group.check_reads()
+        return reply
+
+    async def _resend(self, channel: en.ChannelSettings, parts: Sequence[Part], offsets: Sequence[int]) -> pb.ChannelReply:
+        pieces = [offsets[at : at + MAX_ENTRIES] for at in range(0, len(offsets), MAX_ENTRIES)] or [()]
+        payloads = [en.encode_resend(channel.channel, part.part, piece) for part in parts for piece in pieces]
+        return await self._changed(en.RESEND, payloads)
+
+    async def _seek(self, channel: en.ChannelSettings, parts: Sequence[Part], ask: pb.SeekChannel) -> pb.ChannelReply:
+        payloads = [en.encode_seek(channel.channel, part.part, await self._target(part, ask)) for part in parts]
+        return await self._changed(en.SEEK, payloads, ask.force)
+
+    async def _target(self, part: Part, ask: pb.SeekChannel) -> int:
+        match ask.WhichOneof("to"):
+            case "offset":
+                return ask.offset
+            case "time_us":
+                log = self._group.store.logs.get(part.part)
+                return part.end if log is None else min(await asyncio.to_thread(log.offset_at, ask.time_us), part.end)
+            case "end":
+                return part.end
+            case _:
+                return part.first
+
+    async def _changed(self, kind: int, payloads: Sequence[bytes], force: bool = False) -> pb.ChannelReply:
+        answers = await asyncio.gather(*(self._group.request(kind, payload, force) for payload in payloads))
+        refused = next((answer for answer in answers if isinstance(answer, Done) and not answer.ok), None)
+        if refused is not None:
+            raise NotServed(refused.why)
+        return pb.ChannelReply(changed=sum(answer.changed for answer in answers if isinstance(answer, Done)))

@@ -1,0 +1,162 @@
+"""Reads without a channel: stored blocks as they are, from an offset, a time or the end on.
+
+Source: docs/topics.md, "Reading".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from pixiu.errors import Overloaded, WrongPartition
+from pixiu.wire.block import stamped
+from pixiu.wire.v1 import topic_pb2 as pb
+from topic.clients.group import Group, topic_named
+from topic.entries import Child, part_id
+from topic.state.parts import Part
+from topic.storage.segment import Gap
+
+MAX_BYTES: Final = 1 << 20
+"""Bytes of blocks in one reply; one block may have more."""
+MAX_WAIT_MS: Final = 30_000
+MAX_WAITING: Final = 10_000
+"""Reads that wait for a first block. Policy: a further one is refused with OVERLOADED."""
+
+
+class Reads:
+    """Reads of all clients.
+
+    Args:
+        group: the replica.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._waiting: dict[int, tuple[int, set[asyncio.Event]]] = {}
+        """Part → its end, and those who wait for its next block."""
+        self.waiting = 0
+        self.stopping = False
+
+    def applied(self) -> None:
+        """Wake those whose part has grown, was sealed, or is gone."""
+        if not self._waiting:
+            return
+        parts = self._group.store.state.parts
+        for number, (end, _) in list(self._waiting.items()):
+            part = parts.get(number)
+            if part is None or part.sealed or part.end > end:
+                self._wake(number)
+
+    def wake_all(self) -> None:
+        """Wake everybody: this replica leads no longer, or stops."""
+        for part in list(self._waiting):
+            self._wake(part)
+
+    def _wake(self, part: int) -> None:
+        for event in self._waiting.pop(part)[1]:
+            event.set()
+
+    async def read(self, request: pb.TopicReadRequest) -> pb.TopicReadReply:
+        """Serve a read. Raises NotLeader, Unavailable, NotServed, WrongPartition, Overloaded."""
+        group = self._group
+        group.check_reads()
+        part = self._part(request)
+        offset = await self._start(part, request)
+        deadline = asyncio.get_running_loop().time() + min(request.wait_ms, MAX_WAIT_MS) / 1000
+        while offset >= part.end and not part.sealed and await self._wait(part, deadline):
+            part = self._part(request)
+        limit = min(request.max_bytes or MAX_BYTES, MAX_BYTES)
+        blocks, following, gap = await self._collect(part, offset, limit)
+        group.check_reads()
+        part = self._part(request)
+        reply = pb.TopicReadReply(
+            blocks=b"".join(blocks), next=following, first=part.first, committed_end=part.end, sealed=part.sealed,
+            children=children_of(part.children),
+        )  # fmt: skip
+        if gap is not None:
+            reply.gap_low, reply.gap_high, reply.next = gap.low, gap.high, gap.high
+        return reply
+
+    def _part(self, request: pb.TopicReadRequest) -> Part:
+        topic = topic_named(self._group.store.state, request.topic)
+        part = self._group.store.state.parts.get(part_id(topic.topic, request.part))
+        if part is None:
+            raise WrongPartition(f"part {request.part} of {topic.name} is not in this group; ask a proxy where it is")
+        return part
+
+    async def _start(self, part: Part, request: pb.TopicReadRequest) -> int:
+        match request.WhichOneof("start"):
+            case "time_us":
+                log = self._group.store.logs.get(part.part)
+                return part.end if log is None else min(await asyncio.to_thread(log.offset_at, request.time_us), part.end)
+            case "end":
+                return part.end
+            case _:
+                return request.offset
+
+    async def _wait(self, part: Part, deadline: float) -> bool:
+        """Wait for the part's next block. Returns False if the time is over, or this process stops."""
+        left = deadline - asyncio.get_running_loop().time()
+        if left <= 0 or self.stopping:
+            return False
+        if self.waiting >= MAX_WAITING:
+            raise Overloaded(f"{MAX_WAITING} reads wait at this replica; try again later", 1000)
+        event = asyncio.Event()
+        self._waiting.setdefault(part.part, (part.end, set()))[1].add(event)
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(left):
+                await event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self.waiting -= 1
+            waiting = self._waiting.get(part.part)
+            if waiting is not None:
+                waiting[1].discard(event)
+                if not waiting[1]:
+                    del self._waiting[part.part]
+        self._group.check_reads()
+        return True
+
+    async def _collect(self, part: Part, offset: int, limit: int) -> tuple[list[bytes], int, Gap | None]:
+        """Stored blocks from an offset on, the offset behind them, and the gap that follows, if one does."""
+        blocks, took = list[bytes](), 0
+        if offset < part.first:
+            return blocks, part.first, Gap(offset, part.first)
+        end = part.end
+        while offset < end and (not blocks or took < limit):
+            found = await self._group.reader.find(part.part, offset)
+            if isinstance(found, Gap):
+                return blocks, offset, found if found.high > found.low else None
+            stamp, block = found
+            data = stamped(block.data, stamp)
+            if blocks and took + len(data) > limit:
+                break
+            blocks.append(data)
+            took += len(data)
+            offset = stamp.base + block.count
+        return blocks, offset, None
+
+
+def children_of(children: Sequence[Child]) -> list[pb.TopicPart]:
+    """Children of a sealed part on the wire."""
+    return [pb.TopicPart(number=number, low=low, high=high, group=group) for number, low, high, group in children]
+
+
+def positions(group: Group, request: pb.WriterPositionsRequest) -> pb.WriterPositionsReply:
+    """Answer with a writer's last messages in parts. Raises NotLeader, Unavailable."""
+    group.check_reads()
+    reply = pb.WriterPositionsReply()
+    for number in request.parts:
+        part = group.store.state.parts.get(part_id(request.topic, number))
+        if part is None:
+            reply.positions.add()
+            continue
+        writer = part.writers.get(request.writer)
+        if writer is not None:
+            reply.positions.add(position=writer.position, progress=writer.progress, here=True)
+        else:
+            reply.positions.add(progress=part.inherited_progress(request.writer), here=True)
+    return reply

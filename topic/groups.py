@@ -1,0 +1,152 @@
+"""`pixiu.v1.TopicGroups` at the cluster's port: what the admin and the leaders of other groups ask for, and what this leader asks.
+
+Source: docs/topics.md, "Channels", proto/cluster/wire/v1/topic_group.proto.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import grpc.aio
+
+from cluster.process.context import Context
+from cluster.wire.v1 import topic_group_pb2 as pb
+from cluster.wire.v1 import topic_group_pb2_grpc as pb_grpc
+from pixiu.discovery.node import Node
+from pixiu.errors import NotServed, PixiuError
+from pixiu.rpc.channels import Channels
+from topic import entries as en
+from topic import events as ev
+from topic.clients.group import Group, refusal_of
+from topic.rates import Rates
+from topic.state.state import Done, Sealed
+
+ASK_S: Final = 2.0
+"""Time limit of a question to another group's leader."""
+MAX_ASKED: Final = 10_000
+"""Parts in one question."""
+
+
+class TopicGroups(pb_grpc.TopicGroupsServicer):
+    """Serves other processes of the cluster.
+
+    Args:
+        group: the replica.
+        rates: of its parts.
+    """
+
+    def __init__(self, group: Group, rates: Rates) -> None:
+        self._group, self._rates = group, rates
+        self._cpu = _cpu_s(), time.monotonic()
+
+    async def Append(self, request: pb.GroupEntry, context: Any) -> pb.GroupAnswer:
+        """Append an entry of the admin; answer when it is applied."""
+        try:
+            if request.kind not in en.ADMIN_KINDS:
+                raise NotServed(f"the admin has no entries of kind {request.kind}")
+            answer = await self._group.request(request.kind, request.payload)
+        except PixiuError as problem:
+            return pb.GroupAnswer(refusal=refusal_of(self._group, problem))
+        if isinstance(answer, Sealed):
+            return pb.GroupAnswer(ok=True, sealed=json.dumps(answer._asdict(), separators=(",", ":")).encode())
+        assert isinstance(answer, Done)
+        return pb.GroupAnswer(ok=answer.ok, why=answer.why)
+
+    async def Finished(self, request: pb.FinishedRequest, context: Any) -> pb.FinishedReply:
+        """Answer which parts a channel has finished."""
+        try:
+            self._group.check_reads()
+        except PixiuError as problem:
+            return pb.FinishedReply(refusal=refusal_of(self._group, problem))
+        core = self._group.core
+        return pb.FinishedReply(finished=[part for part in request.parts if core.finished(request.channel, part)])
+
+    async def Load(self, request: pb.GroupLoadRequest, context: Any) -> pb.GroupLoad:
+        """Answer how large and busy the parts are."""
+        try:
+            self._group.check_reads()
+        except PixiuError as problem:
+            return pb.GroupLoad(refusal=refusal_of(self._group, problem))
+        store, reply = self._group.store, pb.GroupLoad(cpu=self._used())
+        members = {topic: self._members_of(topic) for topic in store.state.topics}
+        for part in store.state.parts.values():
+            log, (bytes_per_s, messages_per_s) = store.logs.get(part.part), self._rates.of(part.part)
+            reply.parts.add(
+                part=part.part, sealed=part.sealed, first=part.first, end=part.end, stored_bytes=log.stored_bytes if log else 0,
+                bytes_per_s=bytes_per_s, messages_per_s=messages_per_s, members=members.get(en.topic_of(part.part), 0),
+            )  # fmt: skip
+        return reply
+
+    def _members_of(self, topic: int) -> int:
+        channels = self._group.store.state.channels_of(topic)
+        views = [next(iter(self._group.core.describe(channel.channel)), None) for channel in channels]
+        return sum(len(view.members) for view in views if view is not None)
+
+    def _used(self) -> float:
+        """Share of one core that the process used since the last question."""
+        (before_s, at), now = self._cpu, (_cpu_s(), time.monotonic())
+        self._cpu = now
+        return (now[0] - before_s) / max(now[1] - at, 0.001)
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+class Parents:
+    """Asks the leaders of other groups whether channels have finished parents of parts here. Which group holds a parent is not
+    known here, so all are asked, in one question for each channel.
+
+    Args:
+        context: of the process.
+        step: takes the answers.
+    """
+
+    def __init__(self, context: Context[Any], step: Callable[[ev.Event], None]) -> None:
+        self._context, self._step = context, step
+        self._channels = Channels("topic", own=context.tls)
+        self._asked: dict[int, set[int]] = {}
+        """Channel → parents, of the next question."""
+        self._asking: asyncio.Task[None] | None = None
+
+    def ask(self, effect: ev.AskParent) -> None:
+        """Ask soon, together with everything else of this turn."""
+        self._asked.setdefault(effect.channel, set()).add(effect.part)
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_all())
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await self._channels.close()
+
+    async def _ask_all(self) -> None:
+        await asyncio.sleep(0)
+        asked, self._asked = self._asked, {}
+        nodes = self._others()
+        await asyncio.gather(*(self._ask(node, channel, parts) for node in nodes for channel, parts in asked.items()))
+
+    def _others(self) -> list[Node]:
+        """Replicas of other groups: the leaders among them answer."""
+        own = self._context.options.partition
+        return [node for node in self._context.view.running("topic") if node.partition != own]
+
+    async def _ask(self, node: Node, channel: int, parts: Iterable[int]) -> None:
+        request = pb.FinishedRequest(channel=channel, parts=sorted(parts)[:MAX_ASKED])
+        connection = self._channels.acquire(node.address)
+        try:
+            reply = await pb_grpc.TopicGroupsStub(connection).Finished(request, timeout=ASK_S)
+        except grpc.aio.AioRpcError:
+            return  # the core asks again
+        finally:
+            await self._channels.release(connection)
+        for part in reply.finished:
+            self._step(ev.ParentFinished(channel, part))

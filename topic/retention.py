@@ -1,0 +1,45 @@
+"""Retention: which segments of which parts may go, by age and by size; and the entries that let them go.
+
+Source: docs/topics.md, "How it is stored".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from pixiu.errors import PixiuError
+from topic import entries as en
+from topic.clients.group import Group
+
+NO_LIMIT: Final = 1 << 62
+
+
+class Retention:
+    """Retention on a leader.
+
+    Args:
+        group: the replica.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.trims = 0
+
+    async def look(self) -> None:
+        """Look at all parts, and propose what is due. What is refused is found again."""
+        store = self._group.store
+        for part in list(store.state.parts.values()):
+            topic, log = store.state.topics.get(en.topic_of(part.part)), store.logs.get(part.part)
+            if topic is None or log is None or not (topic.retention_s or topic.retention_bytes):
+                continue
+            before_us = store.state.clock_us - topic.retention_s * 1_000_000 if topic.retention_s else 0
+            first = await asyncio.to_thread(log.expired, before_us, topic.retention_bytes or NO_LIMIT)
+            if not self._group.core.epoch:
+                return
+            if first > part.first:
+                try:
+                    await self._group.request(en.TRIM, en.encode_trim(part.part, first))
+                except PixiuError:
+                    continue
+                self.trims += 1
