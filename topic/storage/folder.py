@@ -74,6 +74,8 @@ def move_in(snapshot: Path, folder: Path) -> None:
         (coming / CONTENTS[0]).mkdir(exist_ok=True)  # a snapshot without blocks has no such folder
         sync_directory(coming)
         sync_directory(coming.parent)
+        if snapshot.exists():
+            sync_directory(snapshot)
         if not (coming / TABLE).exists():  # an interrupted call has done the rest
             coming.rmdir() if not any(coming.iterdir()) else shutil.rmtree(coming)
             return

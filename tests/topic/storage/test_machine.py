@@ -1,0 +1,185 @@
+"""The state machine over real files: flushes in a thread, snapshots while entries are applied, and loads that are interrupted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.replication.model import Entry
+from pixiu.errors import StateDamaged
+from tests.topic.builders import CHANNEL, PART, TOPIC, written
+from topic import entries as en
+from topic.storage import folder as folders
+from topic.storage.machine import GAPS, Machine
+from topic.storage.segment import Gap, Stored
+
+
+class Driven:
+    """A machine with entries applied one by one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.machine = Machine(folder / "state", 1 << 20, 60.0, self._failed)
+        self.aside = self.machine.open()
+        self.position = 1 + self._written()
+
+    def _failed(self, error: Exception) -> None:
+        raise error
+
+    def _written(self) -> int:
+        part = self.machine.state.parts.get(PART)
+        return part.writers[5].position if part and 5 in part.writers else 0
+
+    def apply(self, kind: int, payload: bytes) -> object:
+        return self.machine.apply([Entry(1, self.machine.applied + 1, kind, 1000, payload)])[0]
+
+    def make(self) -> None:
+        self.apply(en.TOPIC, en.TopicSettings(TOPIC, "orders").encode())
+        self.apply(en.OPEN, en.Opening(PART, 0, 65_536).encode())
+        self.apply(en.CHANNEL, en.ChannelSettings(CHANNEL, TOPIC, "c").encode())
+
+    def write(self, blocks: int, size: int = 1000) -> None:
+        for _ in range(blocks):
+            block = written(1, 2, first=self.position, body=b"x" * size)
+            self.apply(en.BLOCK, en.encode_block(42, block))
+            self.position += 2
+
+    def content(self) -> tuple[Any, ...]:
+        """Everything that a reader could see."""
+        machine, at, found = self.machine, 0, list[Any]()
+        log = machine.store.logs.get(PART)
+        while log is not None and at < log.end:
+            for each in log.read(at, 1 << 20):
+                found.append(each if isinstance(each, Gap) else (each.stamp, each.data))
+                at = each.stamp.base + each.block.count if isinstance(each, Stored) else each.high
+        acks = machine.state.progress[CHANNEL, PART].acks if (CHANNEL, PART) in machine.state.progress else None
+        return machine.applied, found, acks and (acks.floor, acks.chunks)
+
+
+@pytest.fixture
+async def source(tmp_path: Path) -> AsyncIterator[Driven]:
+    """A machine with 40 blocks, 30 of them flushed."""
+    driven = Driven(tmp_path / "source")
+    driven.make()
+    driven.write(30)
+    await driven.machine.flush()
+    driven.apply(en.SETTLE, en.Settlement(CHANNEL, PART, [(0, 7), (9, 11)]).encode())
+    driven.write(10)
+    yield driven
+    await driven.machine.close()
+
+
+def fresh(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+async def test_a_closed_machine_is_opened_as_it_was(source: Driven, tmp_path: Path) -> None:
+    before = source.content()
+    await source.machine.close()
+    again = Driven(tmp_path / "source")
+    assert again.content() == before
+    assert again.machine.flushed == again.machine.applied
+    await again.machine.close()
+
+
+async def test_a_snapshot_is_of_one_moment_while_entries_go_on(source: Driven, tmp_path: Path) -> None:
+    before, snapshot = source.content(), fresh(tmp_path / "snapshot")
+    assert await source.machine.snapshot(snapshot) == before[0]
+    source.write(5)
+    await source.machine.flush()
+    assert len(source.machine.store.logs[PART].segments) == 2
+    await source.machine.check(snapshot)
+    copy = Driven(tmp_path / "copy")
+    await copy.machine.load(snapshot)
+    assert copy.content() == before
+    assert not copy.aside
+    copy.position = source.position - 10
+    copy.write(5)
+    await copy.machine.flush()
+    assert copy.content()[1] == source.content()[1]
+    await copy.machine.close()
+
+
+async def test_a_load_is_repeated_wherever_it_was_interrupted(
+    source: Driven, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, snapshot = source.content(), fresh(tmp_path / "snapshot")
+    position = await source.machine.snapshot(snapshot)
+    rename, left = Path.rename, 0
+
+    def failing(path: Path, target: Path) -> Path:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    for interrupted_at in range(1, 5):
+        folder, received = tmp_path / f"copy{interrupted_at}", tmp_path / f"received{interrupted_at}"
+        shutil.copytree(snapshot, received)
+        old = Driven(folder)
+        old.make()
+        await old.machine.close()
+        left = interrupted_at
+        monkeypatch.setattr(Path, "rename", failing)
+        with pytest.raises(KeyboardInterrupt):
+            folders.move_in(received, folder / "state")
+        monkeypatch.setattr(Path, "rename", rename)
+        after = Driven(folder)
+        if after.machine.applied < position:
+            await after.machine.load(received)
+        assert after.content() == before
+        assert sorted(path.name for path in folder.iterdir()) == ["state"]
+        await after.machine.close()
+
+
+@pytest.mark.parametrize("what", ["segment", "table"])
+async def test_a_damaged_snapshot_is_not_taken(source: Driven, tmp_path: Path, what: str) -> None:
+    snapshot = fresh(tmp_path / "snapshot")
+    await source.machine.snapshot(snapshot)
+    if what == "segment":
+        (path,) = (snapshot / "parts").rglob("*.seg")
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+    else:
+        path = snapshot / "table/data.mdb"
+        data = bytearray(path.read_bytes())
+        place = data.index(b'"orders"')
+        data[place + 2] ^= 1
+    path.unlink()  # it may be a link
+    path.write_bytes(data)
+    with pytest.raises(StateDamaged, match=r"of the snapshot are missing or damaged|cannot be read"):
+        await source.machine.check(snapshot)
+
+
+async def test_gaps_that_the_sender_knows_are_no_damage_of_the_snapshot(source: Driven, tmp_path: Path) -> None:
+    await source.machine.close()
+    (path,) = (tmp_path / "source").rglob("*.seg")
+    data = bytearray(path.read_bytes())
+    path.write_bytes(data[:-10])
+    damaged = Driven(tmp_path / "source")
+    (gap,) = damaged.machine.store.logs[PART].gaps
+    snapshot = fresh(tmp_path / "snapshot")
+    await damaged.machine.snapshot(snapshot)
+    assert (snapshot / GAPS).read_text() == f"{PART} {gap.low} {gap.high}\n"
+    await damaged.machine.check(snapshot)
+    await damaged.machine.close()
+
+
+async def test_a_table_that_cannot_be_read_is_set_aside(source: Driven, tmp_path: Path) -> None:
+    await source.machine.close()
+    path = tmp_path / "source/state/table/data.mdb"
+    path.write_bytes(path.read_bytes().replace(b'"orders"', b'"orderz"'))
+    again = Driven(tmp_path / "source")
+    assert again.aside
+    assert again.machine.applied == 0
+    assert (tmp_path / "source/state.damaged/table/data.mdb").exists()
+    again.machine.mark_damaged("a test")
+    await again.machine.close()
+    last = Driven(tmp_path / "source")
+    assert last.aside
+    await last.machine.close()
