@@ -46,7 +46,7 @@ JVM_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
     "-Xmx64m",
-    "-Djute.maxbuffer=262144",  # limit of one request; the largest node has 64 KiB
+    "-Djute.maxbuffer=1048576",  # limit of one request; the largest node has 512 KiB
     "-Dzookeeper.admin.enableServer=false",
     "-Dzookeeper.4lw.commands.whitelist=srvr,ruok,mntr",
 )
