@@ -1,0 +1,122 @@
+"""Topics in a real ZooKeeper: one admin leads at a time, and a deposed one changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pixiu.discovery import paths
+from pixiu.discovery.operations import RegistryConflict
+from pixiu.discovery.topics import (
+    MAX_TOPIC_BYTES,
+    Numbers,
+    PartState,
+    TopicChannel,
+    TopicNode,
+    TopicPart,
+    read_topic,
+    topic_names,
+)
+from pixiu.discovery.zookeeper import ZooKeeper
+from pixiu.errors import InvalidArgument, MalformedData, NotLeader
+from pixiu.placement.slots import SLOTS
+from registry.topics import AdminLease, TopicStore
+from tests.support.waiting import until
+
+NODE = TopicNode("orders", 1, 1, (TopicPart(1, 0, SLOTS, 0),), (TopicChannel(1, "billing"),), retention_s=60)
+
+
+class Admin:
+    """A lease and a store, and the epochs in which it led."""
+
+    def __init__(self, zookeeper: ZooKeeper, root: str, name: str) -> None:
+        self.epochs: list[int] = []
+        self.lease = AdminLease(zookeeper, root, name, self.epochs.append)
+        self.store = TopicStore(zookeeper, root, self.lease)
+        self.lease.start(f"{name}:1")
+
+
+async def test_one_leads_and_another_takes_over(zookeeper: ZooKeeper, root: str) -> None:
+    first = Admin(zookeeper, root, "a")
+    await until(lambda: first.lease.epoch == 1)
+    second = Admin(zookeeper, root, "b")
+    await until(lambda: second.lease.leader == "a:1")
+    assert second.epochs == []
+    with pytest.raises(NotLeader):
+        second.lease.check()
+    await first.lease.stop()
+    assert first.epochs == [1, 0]
+    await until(lambda: second.lease.epoch == 2)
+    await second.lease.stop()
+
+
+async def test_a_deposed_admin_writes_nothing(zookeeper: ZooKeeper, root: str) -> None:
+    first = Admin(zookeeper, root, "a")
+    await until(lambda: first.lease.epoch == 1)
+    await first.store.load()
+    assert await first.store.write("orders", -1, NODE, Numbers(1, 1)) == 0
+    # Another one leads before the first one has learned that it does not.
+    await zookeeper.set(paths.admin_epoch(root), b'{"epoch":2}')
+    with pytest.raises(RegistryConflict):
+        await first.store.write("orders", 0, replace(NODE, version=2), Numbers(1, 1))
+    assert await read_topic(zookeeper, root, "orders") == (NODE, 0)
+    await until(lambda: first.lease.epoch == 3)  # it sees that its epoch is over, and leads in a new one
+    assert first.epochs == [1, 0, 3]
+    await first.lease.stop()
+
+
+async def test_nodes_are_written_by_compare_and_set_with_their_numbers(zookeeper: ZooKeeper, root: str) -> None:
+    admin = Admin(zookeeper, root, "a")
+    await until(lambda: admin.lease.epoch == 1)
+    loaded = await admin.store.load()
+    assert loaded == (Numbers(), {}, {})
+    await admin.store.write("orders", -1, NODE, Numbers(1, 1))
+    with pytest.raises(RegistryConflict):
+        await admin.store.write("orders", -1, NODE, Numbers(2, 1))
+    assert (await admin.store.load()).numbers == Numbers(1, 1)
+    assert await admin.store.write("orders", 0, replace(NODE, version=2), Numbers(1, 5)) == 1
+    await zookeeper.set(paths.topic(root, "orders"), b"{}")
+    loaded = await admin.store.load()
+    assert loaded.numbers == Numbers(1, 5)
+    assert not loaded.topics
+    assert loaded.unreadable.keys() == {"orders"}
+    await admin.store.write("orders", 2, None, Numbers(1, 5))
+    assert await topic_names(zookeeper, root) == []
+    await admin.lease.stop()
+
+
+def test_a_node_is_read_as_it_was_written() -> None:
+    parts = (
+        TopicPart(1, 0, SLOTS, 0, PartState.SEALED, sealed_at_ms=5),
+        TopicPart(2, 0, 9, 1, PartState.OPEN, (1,)),
+        TopicPart(3, 9, SLOTS, 2, PartState.OPEN, (1,)),
+    )
+    channel = TopicChannel(7, "billing", True, True, 3, 500, '{"a":1}', 4, True)
+    node = TopicNode("orders", 9, 5, parts, (channel,), 1, 2, 3, 4, True, 5)
+    assert TopicNode.from_json("orders", node.to_json()) == node
+    assert node.lineage().children(1)[0].number == 2
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b'{"topic":1}',
+        NODE.to_json().replace(b"65536", b"65535"),
+        NODE.to_json().replace(b"opening", b"gone"),
+        NODE.to_json().replace(b'"channels":[', b'"channels":[1,'),
+        NODE.to_json().replace(b'"billing"', b'"bill ing"'),
+        b" " * (MAX_TOPIC_BYTES + 1),
+    ],
+)
+def test_what_is_no_topic_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedData):
+        TopicNode.from_json("orders", data)
+
+
+def test_a_node_has_a_limit() -> None:
+    channels = tuple(TopicChannel(number, f"c{number}", filter="x" * 4_000) for number in range(1, 200))
+    with pytest.raises(InvalidArgument, match="524,288"):
+        replace(NODE, channels=channels).to_json()
