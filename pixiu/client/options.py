@@ -27,6 +27,7 @@ class OptionOverrides(TypedDict, total=False):
     publish_timeout_s: float
     mail_timeout_s: float
     mail_streams: int
+    topic_timeout_s: float
     join_timeout_s: float
     queue_bytes: int
     queue_records: int
@@ -58,6 +59,9 @@ class ClientOptions:
     mail_streams: int = 1
     """Streams that carry the client's mail, each to a proxy and with a worker number of its own; UIN modulo this number chooses. A
     back end that sends much mail opens several, at most 16."""
+    topic_timeout_s: float = 60.0
+    """How long a message to a durable topic may stay unconfirmed, seconds, while it is sent again; then it fails as `NotSent` or
+    `OutcomeUnknown`."""
     join_timeout_s: float = 10.0
     """How long `join` and `leave` wait for the cluster's confirmation, seconds."""
     queue_bytes: int = 8 << 20

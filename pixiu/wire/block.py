@@ -25,7 +25,7 @@ Source: docs/topics.md, "Blocks".
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -97,8 +97,18 @@ class Stamp(NamedTuple):
     """UIN of the writer's login."""
 
 
-def _encoded(message: Message) -> tuple[int, bytes]:
-    """Flags and bytes of a message. Raises InvalidArgument."""
+class Encoded(NamedTuple):
+    """A message as a block holds it."""
+
+    slot: int
+    flags: int
+    data: bytes
+
+
+def encode_message(message: Message) -> Encoded:
+    """Encode one message. Raises InvalidArgument for a field out of range."""
+    if not 0 <= message.slot <= 0xFFFF:
+        raise InvalidArgument(f"a slot is from 0 to 65535, not {message.slot}")
     flags, parts = int(message.load_test), list[bytes]()
     try:
         if message.event_at_us is not None:
@@ -134,7 +144,7 @@ def _encoded(message: Message) -> tuple[int, bytes]:
                 raise InvalidArgument(f"the header {name!r}: a name has 1 to 255 bytes, a value at most 65535")
             parts.append(HEADER.pack(len(encoded), len(value)) + encoded + value)
     parts.append(message.body)
-    return flags, b"".join(parts)
+    return Encoded(message.slot, flags, b"".join(parts))
 
 
 def encode(messages: Sequence[Message], *, topic: int, part: int, writer: int, first: int, progress: int = 0) -> bytes:
@@ -142,24 +152,26 @@ def encode(messages: Sequence[Message], *, topic: int, part: int, writer: int, f
 
     Raises RecordTooLarge above `MAX_BLOCK_BYTES`, and InvalidArgument for a field out of range.
     """
+    return join(map(encode_message, messages), topic=topic, part=part, writer=writer, first=first, progress=progress)
+
+
+def join(messages: Iterable[Encoded], *, topic: int, part: int, writer: int, first: int, progress: int = 0) -> bytes:
+    """Make a block of encoded messages; arguments and errors as for `encode`."""
     index, found, end, joined = bytearray(), list[bytes](), 0, 0
-    for message in messages:
-        if not 0 <= message.slot <= 0xFFFF:
-            raise InvalidArgument(f"a slot is from 0 to 65535, not {message.slot}")
-        flags, data = _encoded(message)
+    for slot, flags, data in messages:
         found.append(data)
         end += len(data)
         joined |= flags
-        index += INDEX.pack(end & 0xFFFFFFFF, message.slot, flags, 0)
+        index += INDEX.pack(end & 0xFFFFFFFF, slot, flags, 0)
     size = HEAD_BYTES + len(index) + end
     if size > MAX_BLOCK_BYTES:
         raise RecordTooLarge(
             f"a block of {size} bytes is above the limit of {MAX_BLOCK_BYTES}; send a reference to the content instead"
         )
-    if not messages or not 1 <= first <= MAX_POSITION - len(messages):
+    if not found or not 1 <= first <= MAX_POSITION - len(found):
         raise InvalidArgument("a block has at least one message, and positions from 1 to 2^63-1")
     try:
-        head = HEAD.pack(MAGIC, VERSION, joined, size, 0, topic, part, len(messages), writer, first, progress)
+        head = HEAD.pack(MAGIC, VERSION, joined, size, 0, topic, part, len(found), writer, first, progress)
     except struct.error as problem:
         raise InvalidArgument("topic and part have 32 bits, writer and progress 64") from problem
     covered = b"".join((head[COVERED_FROM:], index, *found))
@@ -212,32 +224,36 @@ class Block:
     def message(self, number: int) -> Message:
         """Decode one message."""
         _, slot, flags, _ = INDEX.unpack_from(self.data, HEAD_BYTES + INDEX_BYTES * number)
-        data, (at, end) = self.data, self.bounds(number)
-        event_at = deliver_at = expires = tag = key = None
-        headers = list[tuple[str, bytes]]()
-        if flags & Flag.EVENT_TIME:
-            (event_at,) = U64.unpack_from(data, at)
-            at += 8
-        if flags & Flag.DELIVER_AT:
-            (deliver_at,) = U64.unpack_from(data, at)
-            at += 8
-        if flags & Flag.EXPIRES:
-            (expires,) = U32.unpack_from(data, at)
-            at += 4
-        if flags & Flag.TAG:
-            tag = data[at + 1 : at + 1 + data[at]].decode()
-            at += 1 + data[at]
-        if flags & Flag.KEY:
-            size = int(U16.unpack_from(data, at)[0])
-            key = data[at + 2 : at + 2 + size]
-            at += 2 + size
-        if flags & Flag.HEADERS:
-            at += 1
-            for _ in range(data[at - 1]):
-                name, value = HEADER.unpack_from(data, at)
-                at += HEADER.size + name + value
-                headers.append((data[at - name - value : at - value].decode(), data[at - value : at]))
-        return Message(data[at:end], slot, key, headers, event_at, deliver_at, expires, tag, bool(flags & Flag.LOAD_TEST))
+        return decode_message(self.data, *self.bounds(number), slot, flags)
+
+
+def decode_message(data: bytes, at: int, end: int, slot: int, flags: int) -> Message:
+    """Decode the message that lies in [at, end), and was checked."""
+    event_at = deliver_at = expires = tag = key = None
+    headers = list[tuple[str, bytes]]()
+    if flags & Flag.EVENT_TIME:
+        (event_at,) = U64.unpack_from(data, at)
+        at += 8
+    if flags & Flag.DELIVER_AT:
+        (deliver_at,) = U64.unpack_from(data, at)
+        at += 8
+    if flags & Flag.EXPIRES:
+        (expires,) = U32.unpack_from(data, at)
+        at += 4
+    if flags & Flag.TAG:
+        tag = data[at + 1 : at + 1 + data[at]].decode()
+        at += 1 + data[at]
+    if flags & Flag.KEY:
+        size = int(U16.unpack_from(data, at)[0])
+        key = data[at + 2 : at + 2 + size]
+        at += 2 + size
+    if flags & Flag.HEADERS:
+        at += 1
+        for _ in range(data[at - 1]):
+            name, value = HEADER.unpack_from(data, at)
+            at += HEADER.size + name + value
+            headers.append((data[at - name - value : at - value].decode(), data[at - value : at]))
+    return Message(data[at:end], slot, key, headers, event_at, deliver_at, expires, tag, bool(flags & Flag.LOAD_TEST))
 
 
 def parse(data: bytes) -> Block:
@@ -263,7 +279,7 @@ def parse(data: bytes) -> Block:
     for end, _, flags, spare in block.index():
         if start + end < at or start + end > size or spare:
             raise MalformedData("the block's index does not fit its messages")
-        if flags & ~Flag.LOAD_TEST and not _fits(data, flags, at, start + end):
+        if flags & ~Flag.LOAD_TEST and not fits(data, flags, at, start + end):
             raise MalformedData("a message's fields do not fit in it")
         found |= flags
         at = start + end
@@ -272,7 +288,7 @@ def parse(data: bytes) -> Block:
     return block
 
 
-def _fits(data: bytes, flags: int, at: int, end: int) -> bool:
+def fits(data: bytes, flags: int, at: int, end: int) -> bool:
     """True if the fields of a message lie between its bounds and are within their limits."""
     at += (8 if flags & Flag.EVENT_TIME else 0) + (8 if flags & Flag.DELIVER_AT else 0) + (4 if flags & Flag.EXPIRES else 0)
     if flags & Flag.TAG:

@@ -1,0 +1,52 @@
+"""A topic's parts and where they are, as a client knows them. Pure.
+
+Source: docs/topics.md, "Slots, parts and their lineage".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pixiu.placement.slots import Lineage
+
+
+class ChannelInfo(NamedTuple):
+    """A channel of a topic."""
+
+    name: str
+    ordered: bool = False
+    """True: the messages of a slot come one batch after the other."""
+    from_end: bool = False
+    """True: it began at the end of the parts there were; False: with the first message that was kept."""
+    max_attempts: int = 0
+    """Deliveries of a message before it goes to the dead letters."""
+    timeout_ms: int = 0
+    """Time for which a member may keep a message, milliseconds."""
+    filter: str = ""
+    """JSON; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMap:
+    """One version of a topic's description."""
+
+    name: str
+    id: int
+    version: int
+    lineage: Lineage
+    groups: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Group → client addresses of its replicas, the leader first if it is known."""
+    channels: Mapping[str, ChannelInfo] = field(default_factory=dict)
+    retention_s: int = 0
+    """Age after which messages may be dropped, seconds; 0: never."""
+    retention_bytes: int = 0
+    """Size of a part above which its oldest messages may be dropped; 0: no limit."""
+    deleted_at_ms: int = 0
+    """Unix ms; 0: it is not deleted."""
+
+    def group_of(self, part: int) -> int:
+        """The group that holds a part; -1: the topic has no such part."""
+        found = self.lineage.parts.get(part)
+        return -1 if found is None else found.group
