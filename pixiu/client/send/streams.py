@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Generic, TypeVar
@@ -11,6 +10,7 @@ from typing import Final, Generic, TypeVar
 from pixiu.client.connection_events import ConnectionState
 from pixiu.client.login import refused_login
 from pixiu.client.send.awaited import Awaited, FailureReports
+from pixiu.client.send.callers import Callers, Check
 from pixiu.client.send.events import (
     Batch,
     CloseStream,
@@ -24,17 +24,13 @@ from pixiu.client.send.events import (
     Writable,
 )
 from pixiu.client.send.sender import Sender
-from pixiu.errors import NotConnected, Overloaded
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.rpc.duplex import Carrier, Duplex, End, StreamEnded
 from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import mail_pb2, wire_pb2, wire_pb2_grpc
 
-MAX_WAITING: Final = 100_000
-"""Coroutines that may wait for a sender; more are refused as `Overloaded`."""
 MIN_TICK_S: Final = 0.01
-Check = Callable[[], bool]
 Request = TypeVar("Request", bound=wire_pb2.PublishRequest | mail_pb2.MailRequest)
 Reply = TypeVar("Reply", bound=wire_pb2.PublishReply | mail_pb2.MailReply)
 
@@ -107,10 +103,7 @@ class SenderShell(Generic[Request, Reply]):
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, Stream[Request, Reply]] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._admitting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._reserved_records = 0
-        self._reserved_bytes = 0
-        self._waiting: list[tuple[Check, asyncio.Future[None]]] = []
+        self._callers = Callers(core.has_space)
         self._alarm = DeadlineTimer(self._tick, least_s=MIN_TICK_S)
         self._closed = False
 
@@ -128,34 +121,15 @@ class SenderShell(Generic[Request, Reply]):
 
     def try_admit(self, size: int) -> bool:
         """True if a record of `size` bytes may be offered now."""
-        if self._closed:
-            raise NotConnected("the client is closed; open it again with `async with pixiu.connect(…)`")
-        return not self._admitting and self.core.has_space(size, self._reserved_bytes, self._reserved_records)
+        return self._callers.try_admit(size)
 
     async def admit(self, size: int) -> None:
-        """Wait, in order of arrival, until a record of `size` bytes may be offered; the caller must offer it at once.
+        """Wait until a record of `size` bytes may be offered, see `Callers.admit`."""
+        await self._callers.admit(size)
 
-        Raises `Overloaded` when too many wait already.
-        """
-        if self.try_admit(size):
-            return
-        if len(self._admitting) >= MAX_WAITING:
-            raise Overloaded(f"{MAX_WAITING} sends wait for space already: await each `send` before the next one")
-        future: asyncio.Future[None] = self._loop.create_future()
-        entry = (size, future)
-        self._admitting.append(entry)
-        try:
-            await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self._give_back(size)
-                self._let_in()
-            elif entry in self._admitting:
-                self._admitting.remove(entry)
-            raise
-        self._give_back(size)
-        if self._closed:
-            raise NotConnected("the client was closed while the message waited for space; it was not sent")
+    async def wait(self, check: Check) -> None:
+        """Wait for a condition of the core, or until the shell is closed."""
+        await self._callers.wait(check)
 
     def offer(self, ticket: Ticket, timeout_s: float | None = None) -> None:
         """Hand a message to the core."""
@@ -171,16 +145,6 @@ class SenderShell(Generic[Request, Reply]):
         if group is not None:
             await self.wait(lambda: self.core.group_done(group))
 
-    async def wait(self, check: Check) -> None:
-        """Wait for a condition of the core, or until the shell is closed."""
-        if check() or self._closed:
-            return
-        if len(self._waiting) >= MAX_WAITING:
-            raise Overloaded(f"{MAX_WAITING} callers wait already: await each before the next one")
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append((check, future))
-        await future
-
     def set_proxies(self, addresses: tuple[str, ...]) -> None:
         """Pass on a change of the cluster's proxies."""
         if not self._closed:
@@ -190,9 +154,7 @@ class SenderShell(Generic[Request, Reply]):
         """End the streams; unresolved messages fail. Waits at most `grace_s` for the proxies to take what was sent, and the end."""
         self._closed = True
         self._alarm.cancel()
-        for _, future in self._admitting:
-            if not future.done():
-                future.set_result(None)
+        self._callers.close()
         tasks = []
         for stream in self._streams.values():
             stream.closing = True
@@ -225,8 +187,8 @@ class SenderShell(Generic[Request, Reply]):
                 self._end(effect.stream)
             elif isinstance(effect, RefreshCluster):
                 self._on_refresh()
-        self._let_in()
-        self._check_waits()
+        self._callers.let_in()
+        self._callers.check()
         self._arm()
 
     def _open(self, effect: OpenStream) -> None:
@@ -241,31 +203,6 @@ class SenderShell(Generic[Request, Reply]):
         stream = self._streams.pop(number, None)
         if stream is not None and stream.task is not None and stream.task is not asyncio.current_task():
             stream.task.cancel()
-
-    def _give_back(self, size: int) -> None:
-        self._reserved_records -= 1
-        self._reserved_bytes -= size
-
-    def _let_in(self) -> None:
-        while self._admitting and not self._closed:
-            size, future = self._admitting[0]
-            if not future.done():
-                if not self.core.has_space(size, self._reserved_bytes, self._reserved_records):
-                    return
-                self._reserved_records += 1
-                self._reserved_bytes += size
-                future.set_result(None)
-            self._admitting.popleft()
-
-    def _check_waits(self) -> None:
-        if self._waiting:
-            waiting = []
-            for check, future in self._waiting:
-                if not (future.done() or self._closed or check()):
-                    waiting.append((check, future))
-                elif not future.done():
-                    future.set_result(None)
-            self._waiting = waiting
 
     def _arm(self) -> None:
         if not self._closed:
@@ -298,8 +235,7 @@ class SenderShell(Generic[Request, Reply]):
             return self._with_loans(stream, self.hello(stream.opening))
         if not stream.answered:
             return None  # a proxy that refuses the stream has taken nothing, and its status has the reason
-        if self._waiting:
-            self._check_waits()  # the previous batch has been sent
+        self._callers.check()  # the previous batch has been sent
         batch = self.core.next_batch(stream.opening.stream, self._loop.time())
         if batch is not None:
             return self._with_loans(stream, self.request_of(batch))
