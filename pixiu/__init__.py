@@ -46,7 +46,24 @@ if TYPE_CHECKING:
     )
     from pixiu.client.sync.mail import SyncInbox, SyncMailReceipt, SyncMailWriter
     from pixiu.client.sync.receipts import SyncReceipt, SyncSignalReceipt
+    from pixiu.client.sync.topics import (
+        SyncChannelMember,
+        SyncChannelMessage,
+        SyncDurableTopic,
+        SyncTopicReader,
+        SyncTopicReceipt,
+        SyncTopics,
+        SyncTopicWriter,
+    )
     from pixiu.client.sync.view import SyncInboxView
+    from pixiu.client.topics.durable_topic import DurableTopic
+    from pixiu.client.topics.reading.member import ChannelMember, ChannelMessage
+    from pixiu.client.topics.reading.reader import TopicGap, TopicReader
+    from pixiu.client.topics.reading.received import TopicMessage
+    from pixiu.client.topics.topic_admin import ChannelPartInfo, DeadMessage, TopicInfo, Topics
+    from pixiu.client.topics.topic_map import ChannelInfo
+    from pixiu.client.topics.writing.writer import TopicWriter
+    from pixiu.client.topics.writing.writer_shell import TopicReceipt
     from pixiu.client.writer import Writer
     from pixiu.errors import (
         ChecksumWrong,
@@ -81,11 +98,16 @@ if TYPE_CHECKING:
         Unavailable,
         Undelivered,
         UnknownDevice,
+        UnknownTopic,
         Unreachable,
     )
     from pixiu.wire.levels import Triple
 
 __all__ = [
+    "ChannelInfo",
+    "ChannelMember",
+    "ChannelMessage",
+    "ChannelPartInfo",
     "ChecksumWrong",
     "Client",
     "ClientOptions",
@@ -96,9 +118,11 @@ __all__ = [
     "ConnectionEventStream",
     "ConnectionState",
     "DeadLetterEntry",
+    "DeadMessage",
     "DeviceState",
     "DiskFull",
     "Dropped",
+    "DurableTopic",
     "GapReason",
     "IdAhead",
     "IdReused",
@@ -139,8 +163,11 @@ __all__ = [
     "SignalReceipt",
     "Subscription",
     "SubscriptionCounters",
+    "SyncChannelMember",
+    "SyncChannelMessage",
     "SyncClient",
     "SyncConnectionEvents",
+    "SyncDurableTopic",
     "SyncInbox",
     "SyncInboxView",
     "SyncMailReceipt",
@@ -150,16 +177,28 @@ __all__ = [
     "SyncSignalReceipt",
     "SyncSubscription",
     "SyncTopic",
+    "SyncTopicReader",
+    "SyncTopicReceipt",
+    "SyncTopicWriter",
+    "SyncTopics",
     "SyncUser",
     "SyncWriter",
     "TooFewInSync",
     "TooManyDevices",
     "TooManyReceivers",
     "Topic",
+    "TopicGap",
+    "TopicInfo",
+    "TopicMessage",
+    "TopicReader",
+    "TopicReceipt",
+    "TopicWriter",
+    "Topics",
     "Triple",
     "Unavailable",
     "Undelivered",
     "UnknownDevice",
+    "UnknownTopic",
     "Unreachable",
     "User",
     "UserPresence",

@@ -31,11 +31,32 @@ from pixiu.client.sync.client import (
 )
 from pixiu.client.sync.mail import SyncInbox, SyncMailReceipt, SyncMailWriter
 from pixiu.client.sync.receipts import SyncReceipt, SyncSignalReceipt
+from pixiu.client.sync.topics import (
+    SyncChannelMember,
+    SyncChannelMessage,
+    SyncDurableTopic,
+    SyncTopicReader,
+    SyncTopicReceipt,
+    SyncTopics,
+    SyncTopicWriter,
+)
 from pixiu.client.sync.view import SyncInboxView
+from pixiu.client.topics.durable_topic import DurableTopic
+from pixiu.client.topics.reading.member import ChannelMember, ChannelMessage
+from pixiu.client.topics.reading.reader import TopicGap, TopicReader
+from pixiu.client.topics.reading.received import TopicMessage
+from pixiu.client.topics.topic_admin import ChannelPartInfo, DeadMessage, TopicInfo, Topics
+from pixiu.client.topics.topic_map import ChannelInfo
+from pixiu.client.topics.writing.writer import TopicWriter
+from pixiu.client.topics.writing.writer_shell import TopicReceipt
 from pixiu.client.writer import Writer
 from pixiu.wire.levels import Triple
 
 __all__ = [
+    "ChannelInfo",
+    "ChannelMember",
+    "ChannelMessage",
+    "ChannelPartInfo",
     "Client",
     "ClientOptions",
     "ClientStats",
@@ -44,7 +65,9 @@ __all__ = [
     "ConnectionEventStream",
     "ConnectionState",
     "DeadLetterEntry",
+    "DeadMessage",
     "DeviceState",
+    "DurableTopic",
     "GapReason",
     "Inbox",
     "InboxEntry",
@@ -63,8 +86,11 @@ __all__ = [
     "SignalReceipt",
     "Subscription",
     "SubscriptionCounters",
+    "SyncChannelMember",
+    "SyncChannelMessage",
     "SyncClient",
     "SyncConnectionEvents",
+    "SyncDurableTopic",
     "SyncInbox",
     "SyncInboxView",
     "SyncMailReceipt",
@@ -74,9 +100,20 @@ __all__ = [
     "SyncSignalReceipt",
     "SyncSubscription",
     "SyncTopic",
+    "SyncTopicReader",
+    "SyncTopicReceipt",
+    "SyncTopicWriter",
+    "SyncTopics",
     "SyncUser",
     "SyncWriter",
     "Topic",
+    "TopicGap",
+    "TopicInfo",
+    "TopicMessage",
+    "TopicReader",
+    "TopicReceipt",
+    "TopicWriter",
+    "Topics",
     "Triple",
     "User",
     "UserPresence",

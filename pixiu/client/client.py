@@ -56,6 +56,10 @@ from pixiu.client.send.signalling import SignalPublisher, SignalReceipt
 from pixiu.client.send.signals import SignalCounters
 from pixiu.client.send.streams import PublisherShell, Receipt, publish_call
 from pixiu.client.timeouts import within
+from pixiu.client.topics.durable_topic import DurableTopic, TopicClient
+from pixiu.client.topics.surroundings import TopicContext
+from pixiu.client.topics.topic_admin import Topics
+from pixiu.client.topics.topic_directory import TopicDirectory
 from pixiu.client.worker import WorkerLease
 from pixiu.discovery.target import ProxyTarget, RegistryAddress, parse_target
 from pixiu.errors import (
@@ -138,6 +142,7 @@ class Client:
         self._worker: WorkerLease | None = None
         self._signals: SignalPublisher | None = None
         self._mails: MailPublisher | None = None
+        self._topics: TopicClient | None = None
         self._early: EarlySends | None = None
         self.reports: FailureReports
         self._forked = False
@@ -167,7 +172,7 @@ class Client:
             await directory.close()
             await channels.close()
             raise
-        self._channels, self._directory, self._signals, self._mails = channels, directory, None, None
+        self._channels, self._directory, self._signals, self._mails, self._topics = channels, directory, None, None, None
         core = Sender(room_policy(self.options), directory.map.proxies, self._uniform)
         self.reports = FailureReports(self._on_failure)
         self._early = EarlySends(self.options, self.reports)
@@ -203,6 +208,8 @@ class Client:
                 await self._signals.close(CLOSE_GRACE_S)
             if self._mails is not None:
                 await self._mails.close(CLOSE_GRACE_S)
+            if self._topics is not None:
+                await self._topics.close()
             await worker.close(CLOSE_GRACE_S)
             await directory.close()
             await channels.close()
@@ -224,6 +231,25 @@ class Client:
     def topic(self, name: str) -> Topic:
         """A free topic to send to, such as "weather/shenzhen". Raises `InvalidArgument`."""
         return Topic(self, topic_room(check_topic_name(name)), name)
+
+    def durable_topic(self, name: str) -> DurableTopic:
+        """A durable topic, a log that channels and readers read: `await px.durable_topic("orders").send(b"…", key="…")`. It is
+        created by `px.topics.create`. Raises `InvalidArgument`."""
+        return DurableTopic(self._durable(), name)
+
+    @property
+    def topics(self) -> Topics:
+        """The cluster's durable topics, to create, change and look at: `await px.topics.create("orders", parts=4)`."""
+        return self._durable().admin
+
+    def _durable(self) -> TopicClient:
+        directory, channels = self._directory, self._channels
+        if directory is None or channels is None:
+            raise self._not_connected()
+        if self._topics is None:
+            found = TopicDirectory(channels, directory, self.options, self._uniform)
+            self._topics = TopicClient(TopicContext(self._name, self.options, channels, found, self._uniform, self.reports, set()))
+        return self._topics
 
     def user(self, uin: int) -> User:
         """A user to send to, 1 to 2^63-1. Raises `InvalidArgument`."""
@@ -349,6 +375,8 @@ class Client:
             await self._signals.flush()
         if self._mails is not None:
             await self._mails.finished()
+        if self._topics is not None:
+            await self._topics.finished()
 
     def connection_events(self) -> ConnectionEventStream:
         """Iterate over events of the client's connections from now on: `async for event in px.connection_events()`. Connections
@@ -598,6 +626,7 @@ class Client:
     def forked(self) -> None:
         """Drop all connections: this process is a child of the one that connected."""
         self._directory = self._channels = self._publisher = self._worker = self._signals = self._mails = self._early = None
+        self._topics = None
         self._forked = True
 
     def _not_connected(self) -> PixiuError:

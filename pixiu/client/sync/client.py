@@ -35,6 +35,8 @@ from pixiu.client.send.streams import Receipt
 from pixiu.client.sync.blocking import Background, Twin, TwinWriter, blocking, blocking_as, here, here_as, in_loop_as, sending_as
 from pixiu.client.sync.mail import SyncInbox, SyncMailReceipt, SyncMailWriter
 from pixiu.client.sync.receipts import SyncReceipt, SyncSignalReceipt
+from pixiu.client.sync.topics import SyncDurableTopic, SyncTopics
+from pixiu.client.topics.topic_admin import Topics
 from pixiu.client.writer import Writer
 from pixiu.errors import InvalidArgument, NotConnected, NotSent
 from pixiu.ids import UIN, RoomID
@@ -245,6 +247,7 @@ class SyncClient(Background):
     room = here_as(SyncRoom, Client.room)
     topic = here_as(SyncTopic, Client.topic)
     user = here_as(SyncUser, Client.user)
+    durable_topic = in_loop_as(SyncDurableTopic, Client.durable_topic)
     subscribe = in_loop_as(SyncSubscription, Client.subscribe)
     inbox = in_loop_as(SyncInbox, Client.inbox)
     mail_writer = in_loop_as(SyncMailWriter, Client.mail_writer)
@@ -253,6 +256,16 @@ class SyncClient(Background):
     reply = sending_as(SyncReceipt, Client.reply)
     stats = here(Client.stats)
     cluster = here(Client.cluster)
+
+    @property
+    def topics(self) -> SyncTopics:
+        """The cluster's durable topics, to create, change and look at."""
+        client = self._wrapped
+
+        async def there() -> Topics:
+            return client.topics
+
+        return SyncTopics(self, self.run(there()))
 
     def open(self) -> Self:
         """Connect. Raises `Unreachable` or `RegistryUnavailable` with every address that was tried."""

@@ -8,10 +8,11 @@ from pixiu.client.mail.receipt import MailReceipt
 from pixiu.client.send.signalling import SignalReceipt
 from pixiu.client.send.streams import Receipt
 from pixiu.client.sync.blocking import Twin
+from pixiu.client.topics.writing.writer_shell import TopicReceipt
 from pixiu.errors import NotConnected, PixiuError
 from pixiu.ids import SnowflakeID
 
-Received = TypeVar("Received", bound=Receipt | SignalReceipt | MailReceipt)
+Received = TypeVar("Received", bound=Receipt | SignalReceipt | MailReceipt | TopicReceipt)
 
 
 class TwinReceipt(Twin[Received]):

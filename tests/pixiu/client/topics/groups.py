@@ -7,8 +7,18 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from pixiu.client.topics.topic_map import TopicMap
-from pixiu.client.topics.writer_core import WriterCore
-from pixiu.client.topics.writer_events import CloseStream, Effect, OpenStream, RefreshTopic, Request, Resolved, Result, TopicTicket, Verdict
+from pixiu.client.topics.writing.writer_core import WriterCore
+from pixiu.client.topics.writing.writer_events import (
+    CloseStream,
+    Effect,
+    OpenStream,
+    RefreshTopic,
+    Request,
+    Resolved,
+    Result,
+    TopicTicket,
+    Verdict,
+)
 from pixiu.errors import NotLeader, Overloaded, Refusal
 from pixiu.placement.slots import SLOTS, Lineage, Range
 from pixiu.wire.block import parse
@@ -64,16 +74,14 @@ class Cluster:
             return Result(request.request, Verdict.NOT_HERE)
         assert found.part.holds(block)
         answer, _ = found.part.append(block, 0)
-        if answer.verdict == Verdict.STORED:
+        if int(answer.verdict) == Verdict.STORED:
             assert answer.base == len(found.log)
             found.log += [(message.slot, message.body) for message in (block.message(number) for number in range(block.count))]
         return Result(request.request, Verdict(int(answer.verdict)), answer.position, answer.base)
 
     def in_order(self, slot: int) -> list[bytes]:
         """The messages of a slot as a reader gets them: parents before children."""
-        return [
-            body for number in sorted(self.stored) for each, body in self.stored[number].log if each == slot
-        ]
+        return [body for number in sorted(self.stored) for each, body in self.stored[number].log if each == slot]
 
 
 class Network:

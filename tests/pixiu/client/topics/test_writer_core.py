@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from pixiu.client.options import ClientOptions
-from pixiu.client.topics.resumed import Resumed, Stored
-from pixiu.client.topics.writer_core import LINGER_S, WriterCore
-from pixiu.client.topics.writer_events import OpenStream, RefreshTopic, Request, Resolved, Result, TopicTicket, Verdict
+from pixiu.client.topics.writing.resumed import Resumed, Stored
+from pixiu.client.topics.writing.writer_core import LINGER_S, WriterCore
+from pixiu.client.topics.writing.writer_events import OpenStream, RefreshTopic, Request, Resolved, Result, TopicTicket, Verdict
 from pixiu.errors import InvalidArgument, NotAllowed, OutcomeUnknown, Refusal
 from pixiu.placement.slots import SLOTS, Range
 from pixiu.wire.block import Message, encode_message, parse

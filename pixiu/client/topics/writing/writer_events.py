@@ -26,6 +26,7 @@ class TopicTicket:
 
     def __init__(self, encoded: Encoded, level: Level, progress: int = 0) -> None:
         self.encoded: Encoded | None = encoded
+        """None once it is confirmed."""
         self.size = INDEX_BYTES + len(encoded.data)
         """Bytes in a block."""
         self.level = level
@@ -67,7 +68,20 @@ class SentBlock:
 class PartStream:
     """What a writer has for one part, in order: blocks, the first of which are under way, then messages without a block."""
 
-    __slots__ = ("blocks", "confirmed", "ended", "group", "high", "low", "part", "queue", "queue_bytes", "rest_until", "sent", "touched")
+    __slots__ = (
+        "blocks",
+        "confirmed",
+        "ended",
+        "group",
+        "high",
+        "low",
+        "part",
+        "queue",
+        "queue_bytes",
+        "rest_until",
+        "sent",
+        "touched",
+    )
 
     def __init__(self, part: int, low: int, high: int, group: int) -> None:
         self.part, self.low, self.high, self.group = part, low, high, group
@@ -119,7 +133,9 @@ class PartStream:
 
     def unsent(self, number: int) -> bool:
         """True if one of the messages up to a number has not left for a leader."""
-        return any(not ticket.attempts and not ticket.resolved for ticket in takewhile(lambda each: each.message_id <= number, self.queue))
+        return any(
+            not ticket.attempts and not ticket.resolved for ticket in takewhile(lambda each: each.message_id <= number, self.queue)
+        )
 
 
 class GroupStream:

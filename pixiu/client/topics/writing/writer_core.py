@@ -26,9 +26,9 @@ from typing import Final
 from pixiu.client.options import ClientOptions
 from pixiu.client.send.events import Failure, in_doubt
 from pixiu.client.topics.leader_link import LeaderLink
-from pixiu.client.topics.resumed import Resumed, Stored
 from pixiu.client.topics.topic_map import TopicMap
-from pixiu.client.topics.writer_events import (
+from pixiu.client.topics.writing.resumed import Resumed, Stored
+from pixiu.client.topics.writing.writer_events import (
     CloseStream,
     Effect,
     GroupStream,
@@ -210,6 +210,11 @@ class WriterCore:
 
     # --- streams
 
+    def group_of(self, number: int) -> int | None:
+        """The group that a stream leads to."""
+        stream = self._by_number.get(number)
+        return next((group for group, each in self._groups.items() if each is stream), None) if stream is not None else None
+
     def next_request(self, number: int, now: float) -> Request | None:
         """The next block for a stream; None: there is none now."""
         group = self._by_number.get(number)
@@ -281,7 +286,11 @@ class WriterCore:
             if ticket.resolved and not ticket.attempts:  # its time was over before it was sent
                 queue.popleft()
                 continue
-            if ticket.message_id > barrier or size + ticket.size > MAX_BLOCK_BYTES or (taken and ticket.level is not taken[0].level):
+            if (
+                ticket.message_id > barrier
+                or size + ticket.size > MAX_BLOCK_BYTES
+                or (taken and ticket.level is not taken[0].level)
+            ):
                 break
             queue.popleft()
             stream.queue_bytes -= ticket.size
@@ -644,7 +653,8 @@ class WriterCore:
 
     def abandon(self, text: str) -> list[Effect]:
         """Fail everything unresolved and end every stream, because the client closes."""
-        unknown, never = Failure(OutcomeUnknown.code, f"{text}: its outcome is unknown"), Failure(NotSent.code, f"{text}; it was not sent")
+        unknown = Failure(OutcomeUnknown.code, f"{text}: its outcome is unknown")
+        never = Failure(NotSent.code, f"{text}; it was not sent")
         return self._give_up(lambda ticket: unknown if ticket.attempts else never)
 
     def _give_up(self, why: Callable[[TopicTicket], Failure]) -> list[Effect]:
@@ -670,4 +680,3 @@ def _encoded(tickets: Iterable[TopicTicket]) -> Iterator[Encoded]:
     for ticket in tickets:
         assert ticket.encoded is not None
         yield ticket.encoded
-

@@ -1,0 +1,112 @@
+"""Messages to a durable topic before they are sent: options, and checks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple, TypedDict, Unpack
+
+from pixiu.client.mail.options import LevelName, level_of
+from pixiu.client.messages.drafts import no_such_option
+from pixiu.errors import InvalidArgument, RecordTooLarge
+from pixiu.ids import is_within
+from pixiu.placement.slots import SLOTS
+from pixiu.wire.block import HEAD_BYTES, INDEX_BYTES, MAX_BLOCK_BYTES, Encoded, Message, encode_message
+from pixiu.wire.levels import Level
+
+MAX_NAME: Final = 128
+NAME_CHARACTERS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+MAX_PROGRESS: Final = (1 << 64) - 1
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class TopicSendOptions(TypedDict, total=False):
+    """Options of a message beside its body: `await topic.send(b"…", key="order-7")`."""
+
+    key: bytes | str | None
+    """Messages with the same key stay in order, and are read as `message.key`; at most 4,096 bytes. None, the default: none."""
+    headers: Mapping[str, str | bytes] | None
+    """Named values, at most 64; None, the default: none."""
+    slot: int | None
+    """Logical partition, 0 to 65535; None, the default: that of the key, without a key in turn."""
+    event_time: datetime | int | None
+    """When it happened: a datetime, or Unix µs; None, the default: not given."""
+    tag: str | None
+    """Goes to members of a channel with this tag, if there are any; at most 100 bytes; None, the default: none."""
+    load_test: bool
+    """True: it belongs to a load test, and readers and members do not get it unless they ask for such. False by default."""
+    level: LevelName
+    """"replicated", the default: confirmed when it is on the disks of all replicas in sync; "persisted": on the leader's disk;
+    "accepted": in the leader's log. The latter two may be lost by a change of leader."""
+    progress: int
+    """The application's own number, which rises with every message, for writers with a name; 0, the default: none."""
+
+
+class TopicDraft(NamedTuple):
+    """A checked message."""
+
+    encoded: Encoded
+    """Its slot is set later if none is given."""
+    key: bytes | None
+    has_slot: bool
+    level: Level
+    progress: int
+
+    @property
+    def size(self) -> int:
+        """Bytes in a block."""
+        return INDEX_BYTES + len(self.encoded.data)
+
+
+def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
+    """Check a message. Raises `InvalidArgument` and `RecordTooLarge`."""
+    unknown = {name: value for name, value in options.items() if name not in TopicSendOptions.__annotations__}
+    if unknown:
+        raise no_such_option(unknown, TopicSendOptions.__annotations__)
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise InvalidArgument(f"a message's body is bytes, not {type(body).__name__}; encode text: body.encode()")
+    key, slot, progress = options.get("key"), options.get("slot"), options.get("progress", 0)
+    if isinstance(key, str):
+        key = key.encode()
+    if slot is not None and not is_within(slot, 0, SLOTS - 1):
+        raise InvalidArgument(f"a slot is from 0 to {SLOTS - 1}, not {slot!r}")
+    if not is_within(progress, 0, MAX_PROGRESS):
+        raise InvalidArgument(f"progress is from 1 to 2^64-1, or 0 for none, not {progress!r}")
+    headers = [
+        (name, value.encode() if isinstance(value, str) else bytes(value)) for name, value in (options.get("headers") or {}).items()
+    ]
+    message = Message(
+        bytes(body), slot or 0, key, headers, micros_of(options.get("event_time")), None, None, options.get("tag"),
+        options.get("load_test", False),
+    )  # fmt: skip
+    found = TopicDraft(encode_message(message), key, slot is not None, level_of(options.get("level", "replicated")), progress)
+    if HEAD_BYTES + found.size > MAX_BLOCK_BYTES:
+        raise RecordTooLarge(
+            f"a message of {found.size} bytes, headers and key included, is above the limit of {MAX_BLOCK_BYTES - HEAD_BYTES}; "
+            "send a reference to the content instead"
+        )
+    return found
+
+
+def micros_of(when: datetime | int | None) -> int | None:
+    """Convert a time to Unix µs. Raises `InvalidArgument` for a datetime without a time zone."""
+    if isinstance(when, datetime):
+        if when.tzinfo is None:
+            raise InvalidArgument(f"{when} has no time zone: datetime.now(UTC), or .astimezone()")
+        return (when - EPOCH) // MICROSECOND
+    if when is not None and not is_within(when, 0, (1 << 63) - 1):
+        raise InvalidArgument(f"a time is a datetime or Unix µs, not {when!r}")
+    return when
+
+
+def time_of(micros: int) -> datetime:
+    """Convert Unix µs to a time, UTC."""
+    return EPOCH + timedelta(microseconds=micros)
+
+
+def check_name(name: str, what: str = "topic") -> str:
+    """Check the name of a topic or channel. Raises `InvalidArgument`."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not NAME_CHARACTERS.issuperset(name):
+        raise InvalidArgument(f"the name of a durable {what} is 1 to {MAX_NAME} of A-Z a-z 0-9 . _ -, not {name!r}")
+    return name

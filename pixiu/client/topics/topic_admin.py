@@ -1,0 +1,323 @@
+"""Creating, changing and looking at durable topics and their channels: `px.topics`.
+
+    await px.topics.create("orders", parts=4)
+    for topic in await px.topics.list():
+        print(topic.name, len(topic.parts))
+    for part in await px.topics.channel_state("orders", "billing"):
+        print(part.part, part.unacknowledged, part.stuck)
+
+Source: docs/topics.md, "Topics and channels".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, NamedTuple
+
+from pixiu.client.topics.described import topic_map
+from pixiu.client.topics.drafts import check_name, micros_of
+from pixiu.client.topics.reading.received import Origin, TopicMessage, spans
+from pixiu.client.topics.surroundings import TopicContext, ask_leader
+from pixiu.client.topics.topic_map import ChannelInfo, TopicMap
+from pixiu.errors import InvalidArgument
+from pixiu.placement.slots import Part
+from pixiu.wire.v1 import topic_pb2
+
+PAGE: Final = 1_000
+MAX_FILTER_BYTES: Final = 4_096
+Filter = str | Mapping[str, Any] | Sequence[Any]
+"""A filter: JSON, or what is encoded to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as described."""
+
+    name: str
+    id: int
+    version: int
+    """Rises with every change."""
+    parts: tuple[Part, ...]
+    """By number; sealed ones are kept until retention drops them."""
+    channels: Mapping[str, ChannelInfo]
+    retention_s: int
+    """Age after which messages may be dropped, seconds; 0: never."""
+    retention_bytes: int
+    """Size of a part above which its oldest messages may be dropped; 0: no limit."""
+    deleted_at_ms: int
+    """Unix ms; 0: it is not deleted."""
+
+    @property
+    def open_parts(self) -> tuple[Part, ...]:
+        """The parts that take messages."""
+        return tuple(part for part in self.parts if not part.sealed)
+
+
+class MemberInfo(NamedTuple):
+    """A member of a channel, at one leader."""
+
+    name: str
+    tag: str
+    credit: int
+    having: int
+    """Messages that it has not reported."""
+
+
+class ChannelPartInfo(NamedTuple):
+    """A channel in one part."""
+
+    channel: str
+    part: int
+    floor: int
+    """Everything below this offset is acknowledged."""
+    end: int
+    unacknowledged: int
+    with_members: int
+    waiting: int
+    """For another delivery."""
+    dead: int
+    lost: int
+    """Dropped by retention, or unreadable, before they were acknowledged."""
+    oldest_us: int
+    """When the oldest unacknowledged message was stored, Unix µs; 0: none."""
+    members: tuple[MemberInfo, ...]
+    stuck: tuple[str, ...]
+    """Why messages wait, in words."""
+
+
+class DeadMessage(NamedTuple):
+    """A message whose attempts are used up."""
+
+    part: int
+    offset: int
+    attempts: int
+    reason: str
+    at_us: int
+    """When it was given up, Unix µs."""
+    message: TopicMessage | None
+    """None: it can no longer be read."""
+
+
+class Topics:
+    """The cluster's durable topics: `px.topics`. Changes are in effect when the call returns.
+
+    Every method raises `NotAllowed`, `Unavailable` and `NotServed` (a cluster without topics), and those of a topic `UnknownTopic`.
+    """
+
+    def __init__(self, around: TopicContext) -> None:
+        self._around = around
+
+    async def create(
+        self,
+        name: str,
+        *,
+        parts: int = 0,
+        retention: timedelta | None = None,
+        retention_bytes: int = 0,
+        if_missing: bool = False,
+    ) -> TopicInfo:
+        """Create a topic.
+
+        Args:
+            name: 1 to 128 characters of A-Z a-z 0-9 . _ -
+            parts: parallel logs at the beginning; 0: one for each group.
+            retention: age after which messages may be dropped; None: never.
+            retention_bytes: size of a part above which its oldest messages may be dropped; 0: no limit.
+            if_missing: return a topic that is there, instead of raising `InvalidArgument`.
+        """
+        create = topic_pb2.CreateTopic(parts=parts, settings=_settings(retention, retention_bytes), if_missing=if_missing)
+        return await self._change(topic_pb2.TopicChange(name=check_name(name), create=create))
+
+    async def describe(self, name: str) -> TopicInfo:
+        """Describe a topic: its parts, channels and settings."""
+        return info_of(await self._around.directory.describe(check_name(name)))
+
+    async def list(self, prefix: str = "", *, deleted: bool = False) -> list[TopicInfo]:
+        """List all topics whose names begin with `prefix`, by name. `deleted`: also those in the bin."""
+        found: list[TopicInfo] = []
+        after = ""
+        while True:
+            request = topic_pb2.ListTopicsRequest(prefix=prefix, after=after, limit=PAGE, deleted=deleted)
+            reply = await self._around.directory.list(request)
+            found += [info_of(topic_map(each)) for each in reply.topics]
+            if not reply.more or not reply.topics:
+                return found
+            after = reply.topics[-1].name
+
+    async def alter(self, name: str, *, retention: timedelta | None = None, retention_bytes: int = 0) -> TopicInfo:
+        """Set a topic's retention; arguments as for `create`. Both are set."""
+        return await self._change(topic_pb2.TopicChange(name=check_name(name), alter=_settings(retention, retention_bytes)))
+
+    async def delete(self, name: str, *, force: bool = False, now: bool = False) -> TopicInfo:
+        """Delete a topic: it takes and gives nothing any more, and is dropped after 24 hours, in which `restore` brings it back.
+
+        Args:
+            force: although channels have members.
+            now: drop it at once.
+        """
+        return await self._change(topic_pb2.TopicChange(name=check_name(name), delete=topic_pb2.DeleteTopic(force=force, now=now)))
+
+    async def restore(self, name: str) -> TopicInfo:
+        """Bring a deleted topic back."""
+        return await self._change(topic_pb2.TopicChange(name=check_name(name), restore=topic_pb2.RestoreTopic()))
+
+    async def resize(self, name: str, parts: Iterable[int], *, bounds: Iterable[int] = (), groups: Iterable[int] = ()) -> TopicInfo:
+        """Seal parts and open others for their slots: split, merge or move them. Order of each key holds.
+
+        Args:
+            parts: numbers of open parts; adjoining ones, if they are merged.
+            bounds: first slots of the new parts after the first one; none: one new part.
+            groups: of the new parts; none: chosen by load.
+        """
+        resize = topic_pb2.ResizeTopic(parts=parts, bounds=bounds, groups=groups)
+        return await self._change(topic_pb2.TopicChange(name=check_name(name), resize=resize))
+
+    async def set_channel(
+        self,
+        name: str,
+        channel: str,
+        *,
+        ordered: bool = False,
+        from_end: bool = False,
+        max_attempts: int = 0,
+        timeout_s: float = 0.0,
+        filter: Filter = "",
+    ) -> TopicInfo:
+        """Create a channel, or change the attempts, time-out and filter of one that is there.
+
+        Args:
+            ordered: the messages of a key, or slot, come one batch after the other.
+            from_end: begin with what is stored from now on; False: with everything that is kept.
+            max_attempts: deliveries of a message before it goes to the dead letters; 0: the cluster's default.
+            timeout_s: time for which a member may keep a message; 0: the cluster's default.
+            filter: which messages the channel gets; empty: all.
+        """
+        wanted = topic_pb2.TopicChannel(
+            name=check_name(channel, "channel"), ordered=ordered, from_end=from_end, max_attempts=max_attempts,
+            timeout_ms=int(timeout_s * 1000), filter=filter_of(filter),
+        )  # fmt: skip
+        return await self._change(topic_pb2.TopicChange(name=check_name(name), set_channel=wanted))
+
+    async def remove_channel(self, name: str, channel: str) -> TopicInfo:
+        """Remove a channel with everything that it knows."""
+        return await self._change(topic_pb2.TopicChange(name=check_name(name), remove_channel=check_name(channel, "channel")))
+
+    async def _change(self, change: topic_pb2.TopicChange) -> TopicInfo:
+        return info_of(await self._around.directory.change(change))
+
+    # --- channels, at the leaders of all groups
+
+    async def channel_state(self, name: str, channel: str = "") -> Sequence[ChannelPartInfo]:
+        """The state of a channel, or of all, in each part."""
+        replies = await self._ask(name, topic_pb2.ChannelRequest(topic=name, channel=channel, state=True))
+        return sorted(_channel_part(each) for reply in replies for each in reply.parts)
+
+    async def dead_letters(self, name: str, channel: str, *, limit: int = 100) -> Sequence[DeadMessage]:
+        """Messages of a channel whose attempts are used up, at most `limit` of each group."""
+        request = topic_pb2.ChannelRequest(topic=name, channel=channel, dead=topic_pb2.DeadLettersRequest(limit=limit))
+        return sorted(
+            (_dead(name, each) for reply in await self._ask(name, request) for each in reply.dead), key=lambda dead: dead[:2]
+        )
+
+    async def resend(self, name: str, channel: str, letters: Iterable[DeadMessage] | None = None) -> int:
+        """Deliver dead letters again, with new attempts; None: all. Returns their number."""
+        if letters is None:
+            replies = await self._ask(name, topic_pb2.ChannelRequest(topic=name, channel=channel, resend=topic_pb2.ResendDead()))
+            return sum(reply.changed for reply in replies)
+        offsets: dict[int, set[int]] = {}
+        for each in letters:
+            offsets.setdefault(each.part, set()).add(each.offset)
+        changed = 0
+        for part, wanted in offsets.items():
+            resend = topic_pb2.ResendDead(offsets=sorted(wanted))
+            request = topic_pb2.ChannelRequest(topic=name, channel=channel, parts=[part], resend=resend)
+            changed += sum(reply.changed for reply in await self._ask(name, request))
+        return changed
+
+    async def seek(
+        self,
+        name: str,
+        channel: str,
+        to: Literal["start", "end"] | datetime | int | Mapping[int, int],
+        *,
+        force: bool = False,
+    ) -> int:
+        """Move a channel: it goes on at the start or end of what is kept, at a time, or in each part of {part: offset} there.
+
+        `force`: although it has members. Returns the number of messages that are to be delivered again or are skipped.
+        """
+        seeks: Sequence[tuple[Sequence[int], topic_pb2.SeekChannel]] = []
+        if isinstance(to, Mapping):
+            seeks = [([part], topic_pb2.SeekChannel(offset=offset, force=force)) for part, offset in to.items()]
+        elif to == "start":
+            seeks = [([], topic_pb2.SeekChannel(start=True, force=force))]
+        elif to == "end":
+            seeks = [([], topic_pb2.SeekChannel(end=True, force=force))]
+        elif isinstance(to, datetime | int):
+            seeks = [([], topic_pb2.SeekChannel(time_us=micros_of(to) or 0, force=force))]
+        else:
+            raise InvalidArgument(f'to is "start", "end", a time, or {{part: offset}}, not {to!r}')
+        changed = 0
+        for parts, seek in seeks:
+            request = topic_pb2.ChannelRequest(topic=name, channel=channel, parts=parts, seek=seek)
+            changed += sum(reply.changed for reply in await self._ask(name, request))
+        return changed
+
+    async def _ask(self, name: str, request: topic_pb2.ChannelRequest) -> Sequence[topic_pb2.ChannelReply]:
+        """Ask the leaders of all groups, or of those that hold the request's parts."""
+        topic = await self._around.directory.describe(check_name(name))
+        wanted = set(request.parts) or topic.lineage.parts.keys()
+        groups = sorted({part.group for number, part in topic.lineage.parts.items() if number in wanted})
+        if not groups:
+            raise InvalidArgument(f"the topic {name} has no parts {sorted(wanted)}")
+
+        async def call(stub: Any, seconds: float) -> topic_pb2.ChannelReply:
+            reply: topic_pb2.ChannelReply = await stub.Channel(request, timeout=seconds, metadata=self._around.channels.metadata())
+            return reply
+
+        return tuple(await asyncio.gather(*(ask_leader(self._around, name, group, call) for group in groups)))
+
+
+def _settings(retention: timedelta | None, retention_bytes: int) -> topic_pb2.TopicSettings:
+    seconds = 0 if retention is None else int(retention.total_seconds())
+    if seconds < 0 or (retention is not None and not seconds):
+        raise InvalidArgument(f"retention is at least a second, not {retention}; None: messages are kept for ever")
+    if retention_bytes < 0:
+        raise InvalidArgument(f"retention_bytes is 0 (no limit) or more, not {retention_bytes}")
+    return topic_pb2.TopicSettings(retention_s=seconds, retention_bytes=retention_bytes)
+
+
+def filter_of(filter: Filter) -> str:
+    """A filter as text. Raises `InvalidArgument`."""
+    text = filter if isinstance(filter, str) else json.dumps(filter, separators=(",", ":"))
+    if len(text.encode()) > MAX_FILTER_BYTES:
+        raise InvalidArgument(f"a filter has at most {MAX_FILTER_BYTES} bytes, this one {len(text.encode())}")
+    return text
+
+
+def info_of(topic: TopicMap) -> TopicInfo:
+    """The description that users get."""
+    return TopicInfo(
+        topic.name, topic.id, topic.version, tuple(topic.lineage.parts.values()), topic.channels, topic.retention_s,
+        topic.retention_bytes, topic.deleted_at_ms,
+    )  # fmt: skip
+
+
+def _channel_part(found: topic_pb2.ChannelPart) -> ChannelPartInfo:
+    members = tuple(MemberInfo(each.name, each.tag, each.credit, each.having) for each in found.members)
+    return ChannelPartInfo(
+        found.channel, found.part, found.floor, found.end, found.unacknowledged, found.with_members, found.waiting, found.dead,
+        found.lost, found.oldest_us, members, tuple(found.stuck),
+    )  # fmt: skip
+
+
+def _dead(topic: str, found: topic_pb2.DeadMessage) -> DeadMessage:
+    sent = found.message
+    message = None
+    for span in spans(sent.index, sent.data):
+        message = TopicMessage(Origin(topic, found.part, sent.time_us, sent.sender, sent.writer), sent.base, sent.data, *span)
+    return DeadMessage(found.part, sent.base, found.attempts, found.reason, found.at_us, message)
