@@ -61,7 +61,7 @@ class SyncTopicWriter(TwinWriter[TopicWriter]):
 
     @property
     def progress(self) -> int:
-        """Of a writer with a name: the progress after which to go on, see `TopicWriter.progress`."""
+        """Progress after which to go on, of a writer with a name; see `TopicWriter.progress`."""
         return self._wrapped.progress
 
     @property

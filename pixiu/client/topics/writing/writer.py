@@ -182,7 +182,7 @@ class TopicWriter(BaseWriter[TopicReceipt]):
 
     @property
     def progress(self) -> int:
-        """Of a writer with a name: the progress after which to go on, as it was when the writer opened. Everything up to it is
+        """Progress after which to go on, of a writer with a name, as it was when the writer opened. Everything up to it is
         stored; what is stored beyond it is known, and not stored again if it is sent again. 0: nothing is stored."""
         resumed = self._opened().core.resumed
         return 0 if resumed is None else resumed.progress
