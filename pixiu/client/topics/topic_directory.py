@@ -24,7 +24,7 @@ from pixiu.wire.v1 import topic_pb2, topic_pb2_grpc
 
 ASK_S: Final = 5.0
 """Time for one proxy to answer, seconds."""
-CHANGE_S: Final = 30.0
+CHANGE_S: Final = 60.0
 """Time for a change to be in effect, seconds."""
 MAX_TRIES: Final = 8
 """Proxies asked in one round."""
@@ -45,6 +45,8 @@ class Followed:
         self.name, self.topic = name, topic
         self.users: list[tuple[OnTopic, OnEnd]] = []
         self.wanted = asyncio.Event()
+        self.newer = False
+        """True if a newer version is wanted, and not only newer addresses."""
         self.task: asyncio.Task[None] | None = None
 
 
@@ -139,7 +141,7 @@ class TopicDirectory:
 
     def _learn(self, topic: TopicMap) -> TopicMap:
         followed = self._followed.get(topic.name)
-        if followed is not None and (topic.version > followed.topic.version or topic.id != followed.topic.id):
+        if followed is not None and topic != followed.topic and topic.version >= followed.topic.version:
             if not topic.groups:
                 followed.wanted.set()  # it came without them, as an answer to a change
                 return topic
@@ -172,10 +174,11 @@ class TopicDirectory:
             if followed.task is not None and followed.task is not asyncio.current_task():
                 followed.task.cancel()
 
-    def refresh(self, name: str) -> None:
-        """Ask for a newer version soon."""
+    def refresh(self, name: str, *, newer: bool = False) -> None:
+        """Ask again soon. `newer`: for a newer version, which a proxy waits for a moment."""
         followed = self._followed.get(name)
         if followed is not None:
+            followed.newer = followed.newer or newer
             followed.wanted.set()
 
     async def _keep(self, followed: Followed) -> None:
@@ -186,10 +189,11 @@ class TopicDirectory:
                     await followed.wanted.wait()
             except TimeoutError:
                 pass
-            hurry = followed.wanted.is_set()
+            hurry, newer = followed.wanted.is_set(), followed.newer
             followed.wanted.clear()
+            followed.newer = False
             try:
-                await self.describe(followed.name, followed.topic.version if hurry else 0)
+                await self.describe(followed.name, followed.topic.version if newer else 0)
             except ENDING as error:
                 for _, on_end in list(followed.users):
                     on_end(error)

@@ -35,7 +35,7 @@ class TopicMap:
     name: str
     id: int
     version: int
-    lineage: Lineage
+    lineage: Lineage = field(compare=False)
     groups: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Group → client addresses of its replicas, the leader first if it is known."""
     channels: Mapping[str, ChannelInfo] = field(default_factory=dict)

@@ -424,7 +424,7 @@ class WriterCore:
             stream.dissolve()
             stream.ended = True
             self._older[stream.part] = stream
-            return [RefreshTopic(), *self._follow(now)]
+            return [RefreshTopic(newer=True), *self._follow(now)]
         return self._refused(group, stream, block, result, now, woken)
 
     def _refused(
@@ -446,7 +446,7 @@ class WriterCore:
         wait_s = refusal.retry_after_ms / 1000 if refusal is not None else 0.0
         stream.rest_until = now + max(wait_s, REFRESH_S * (0.5 + 0.5 * self._uniform()))
         self._deadline = min(self._deadline, stream.rest_until)
-        return [RefreshTopic()] if result.verdict in (Verdict.NOT_HERE, Verdict.FULL) else []
+        return [RefreshTopic(newer=True)] if result.verdict in (Verdict.NOT_HERE, Verdict.FULL) else []
 
     def _drop(self, stream: PartStream, block: SentBlock) -> None:
         """Leave out a block that is not stored: those after it move up."""
@@ -580,7 +580,7 @@ class WriterCore:
             self._refresh_at = inf
             if any(stream.ended for stream in self._older.values()):
                 self._refresh_at = now + REFRESH_S
-                effects.append(RefreshTopic())
+                effects.append(RefreshTopic(newer=True))
         deadline = min(deadline, self._refresh_at)
         for group in list(self._groups.values()):
             for stream in group.busy.values():

@@ -222,7 +222,9 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class RefreshTopic:
-    """Ask for a newer description of the topic."""
+    """Ask for the topic's description. `newer`: for a newer version, and not only for the addresses of leaders."""
+
+    newer: bool = False
 
 
 Effect = OpenStream | CloseStream | Writable | Resolved | RefreshTopic

@@ -195,7 +195,7 @@ class WriterShell:
             elif isinstance(effect, CloseStream):
                 self._end(effect.stream)
             elif isinstance(effect, RefreshTopic):
-                self._around.directory.refresh(self._name)
+                self._around.directory.refresh(self._name, newer=effect.newer)
         self._callers.let_in()
         self._callers.check()
         if not self.closed:
