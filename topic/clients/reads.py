@@ -156,7 +156,10 @@ def positions(group: Group, request: pb.WriterPositionsRequest) -> pb.WriterPosi
             continue
         writer = part.writers.get(request.writer)
         if writer is not None:
-            reply.positions.add(position=writer.position, progress=writer.progress, here=True)
+            found = reply.positions.add(position=writer.position, progress=writer.progress, here=True)
         else:
-            reply.positions.add(progress=part.inherited_progress(request.writer), here=True)
+            found = reply.positions.add(progress=part.inherited_progress(request.writer), here=True)
+        for (before, each), (position, progress) in part.inherited.items():
+            if each == request.writer:
+                found.inherited.add(part=before, position=position, progress=progress)
     return reply
