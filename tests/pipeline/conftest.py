@@ -21,7 +21,16 @@ from tests.support.zookeeper import zookeeper_server
 
 __all__ = ["roles", "zookeeper_server"]
 SMALL = [f"--{name}=1" for name in ("proxies", "brokers", "broker-replicas", "routers", "router-replicas", "gateways", "relays")]
-STORES = ["--relay-replicas=1", "--xius=2", "--xiu-replicas=2", "--pis=2", "--pi-replicas=1"]
+STORES = [
+    "--relay-replicas=1",
+    "--topics=2",
+    "--topic-replicas=1",
+    "--admins=1",
+    "--xius=2",
+    "--xiu-replicas=2",
+    "--pis=2",
+    "--pi-replicas=1",
+]
 
 
 @pytest.fixture(scope="session")
