@@ -65,8 +65,9 @@ def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[
                 lose(options, part, max(reply.gap_low, begin), min(reply.gap_high, end))
 
 
-def lose(options: ReadOptions, part: int, low: int, high: int) -> None:
-    """Offsets [low, high) are missing; high -1: it is not known how many. Raises Gone if that ends the query."""
+def lose(options: ReadOptions, part: int, low: int, high: int) -> int:
+    """Offsets [low, high) are missing; high -1: it is not known how many. Returns their number; raises Gone if that ends the
+    query."""
     rows = f"{high - low} rows, offsets {low} to {high - 1}," if high > 0 else f"offsets from {low} on"
     if options.fail_on_data_loss:
         raise Gone(
@@ -74,6 +75,7 @@ def lose(options: ReadOptions, part: int, low: int, high: int) -> None:
             "to this query: set failOnDataLoss=false to go on without them, or begin again at startingOffsets=earliest"
         )
     LOG.warning("part %d of topic %s: %s are lost and not read", part, options.topic, rows)
+    return max(0, high - low)
 
 
 class Planner:
@@ -87,6 +89,8 @@ class Planner:
 
     def __init__(self, options: ReadOptions, topic: TopicClient, version: int = 0, only: frozenset[int] | None = None) -> None:
         self.options, self._topic = options, topic
+        self.lost = 0
+        """Rows that are missing in the plan, as far as their number is known."""
         self.description = topic.describe(version)
         self._groups = {part.number: part.group for part in parts_of(self.description) if only is None or part.number in only}
         nodes = {each.number: Node(each.number, each.parents) for each in parts_of(self.description) if each.number in self._groups}
@@ -125,7 +129,7 @@ class Planner:
             if begin < end:
                 first = self.parts.bounds(part).first if part in self._groups else end
                 if begin < first:
-                    lose(self.options, part, begin, min(first, end))
+                    self.lost += lose(self.options, part, begin, min(first, end))
                 if max(begin, first) < end:
                     kept.append((part, max(begin, first), end))
         total = sum(end - begin for _, begin, end in kept)
@@ -177,6 +181,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """With `Trigger.AvailableNow`: the parts that there were, and where those ended that were not sealed."""
         self._planned: Place | None = None
         """The end of the newest micro-batch."""
+        self._lost = 0
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> Self:
@@ -221,16 +226,21 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.to_json()
 
     def reportLatestOffset(self) -> dict[str, object]:
-        """The newest offset, for the query's progress, and `rows_behind`: the number of rows after the newest micro-batch."""
+        """The newest offset, for the query's progress, `rows_behind`: the number of rows after the newest micro-batch, and
+        `rows_lost` since the query began."""
         planned = self._planned
         planner = self._planner(planned)
         latest = planner.placed(Place(planner.parts.ends())).to_json()
-        return latest if planned is None else latest | {"rows_behind": planner.parts.rows_behind(planned)}
+        behind = {} if planned is None else {"rows_behind": planner.parts.rows_behind(planned)}
+        return latest | behind | ({"rows_lost": self._lost} if self._lost else {})
 
     def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> Sequence[InputPartition]:
         """Plan the tasks of a micro-batch."""
         begin, behind = Place.from_json(start), Place.from_json(end)
-        return self._planner(behind).tasks({part: (begin.offsets.get(part, 0), offset) for part, offset in behind.offsets.items()})
+        planner = self._planner(behind)
+        tasks = planner.tasks({part: (begin.offsets.get(part, 0), offset) for part, offset in behind.offsets.items()})
+        self._lost += planner.lost
+        return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Run one task."""

@@ -178,6 +178,7 @@ def test_what_is_lost_is_said_or_counted(topic: Topic, caplog: pytest.LogCapture
     following = loose.latestOffset(end, ReadAllAvailable())
     assert following["2"] == 9
     assert ranges(loose.partitions(end, following)) == [(2, 3, 9)]
+    assert loose.reportLatestOffset()["rows_lost"] == 3
     assert "offsets from 80 on are lost" in caplog.text
 
 
