@@ -88,7 +88,7 @@ class TopicClient:
         self.cluster = known.cluster if known else ""
         """ID of the cluster, once a proxy has reported it."""
         self._described = topic_pb2.TopicDescription.FromString(known.description) if known else topic_pb2.TopicDescription()
-        self._stale = known is None
+        self._stale, self._described_at = known is None, 0.0
         self._channels: dict[str, grpc.Channel] = {}
         self._leaders: dict[int, str] = {}
         """Group → who answered last."""
@@ -146,12 +146,11 @@ class TopicClient:
 
     # --- proxies
 
-    def describe(self, version: int = 0, *, fresh: bool = True) -> topic_pb2.TopicDescription:
-        """The topic as it is now, or else as it was last described; not older than a version. Raises InvalidArgument if it is not
-        there."""
-        if fresh or self._stale or self._described.version < version:
+    def describe(self, version: int = 0, max_age_s: float = 0.0) -> topic_pb2.TopicDescription:
+        """The topic as it is now, or was at most so long ago; not older than a version. Raises InvalidArgument if it is not there."""
+        if self._stale or self._described.version < version or time.monotonic() - self._described_at >= max_age_s:
             self._described = self.patiently(lambda: self._describe(version))
-            self._stale = False
+            self._stale, self._described_at = False, time.monotonic()
         return self._described
 
     def _describe(self, version: int) -> topic_pb2.TopicDescription:

@@ -28,6 +28,8 @@ from pixiu.errors import Gone, InvalidArgument
 if TYPE_CHECKING:
     import pyarrow as pa
 
+DESCRIBED_S: Final = 1.0
+"""Time for which a stream plans with a description, seconds: Spark asks for new rows a hundred times a second."""
 LOG: Final = logging.getLogger("pixiu.pipeline")
 
 
@@ -91,7 +93,7 @@ class Planner:
         self.options, self._topic = options, topic
         self.lost = 0
         """Rows that are missing in the plan, as far as their number is known."""
-        self.description = topic.describe(version)
+        self.description = topic.describe(version, DESCRIBED_S)
         self._groups = {part.number: part.group for part in parts_of(self.description) if only is None or part.number in only}
         nodes = {each.number: Node(each.number, each.parents) for each in parts_of(self.description) if each.number in self._groups}
         self.parts = Parts(nodes, self._look)

@@ -79,7 +79,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
         def known(self, group: int) -> Known:
             return Known((), b"", self.cluster)
 
-        def describe(self, version: int = 0) -> topic_pb2.TopicDescription:
+        def describe(self, version: int = 0, max_age_s: float = 0) -> topic_pb2.TopicDescription:
             self.cluster = found.cluster
             return found.description()
 
