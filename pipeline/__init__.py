@@ -15,7 +15,7 @@ from typing import Any
 
 def register(spark: Any) -> None:
     """Make `format("pixiu")` known to a SparkSession."""
-    from pipeline.spark.source import PixiuSource  # it needs PySpark, which importing this package does not
+    from pipeline.format import PixiuSource  # it needs PySpark, which importing this package does not
 
     spark.dataSource.register(PixiuSource)
 

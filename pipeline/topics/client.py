@@ -53,7 +53,7 @@ class Again(Exception):
 
 
 class Known(NamedTuple):
-    """What one client has found out, for another one in a task."""
+    """Findings of one client, for another one in a task."""
 
     proxies: tuple[str, ...]
     description: bytes
@@ -107,7 +107,7 @@ class TopicClient:
         self._channels.clear()
 
     def known(self, group: int) -> Known:
-        """What a task needs for reading a part of a group."""
+        """Findings that a task needs for reading a part of a group."""
         described = self._described
         groups = [each for each in described.groups if each.group == group]
         short = topic_pb2.TopicDescription(name=self.name, topic=described.topic, version=described.version, groups=groups)
@@ -147,7 +147,7 @@ class TopicClient:
     # --- proxies
 
     def describe(self, version: int = 0, max_age_s: float = 0.0) -> topic_pb2.TopicDescription:
-        """The topic as it is now, or was at most so long ago; not older than a version. Raises InvalidArgument if it is not there."""
+        """The topic as it is now, or was at most so long ago; not older than a version. Raises InvalidArgument if there is none."""
         if self._stale or self._described.version < version or time.monotonic() - self._described_at >= max_age_s:
             self._described = self.patiently(lambda: self._describe(version))
             self._stale, self._described_at = False, time.monotonic()
@@ -263,7 +263,7 @@ class TopicClient:
         return reply
 
     def positions(self, writer: int, parts: Iterable[Part]) -> dict[int, Stored]:
-        """What a writer has stored in parts, where their groups hold them."""
+        """Ask for everything that a writer has stored in parts; those that their groups do not hold are left out."""
         by_group: dict[int, list[int]] = {}
         for part in parts:
             by_group.setdefault(part.group, []).append(part.number)

@@ -83,7 +83,7 @@ class Found(NamedTuple):
     """A stored block in a reply."""
 
     at: int
-    """Where its head begins in the reply."""
+    """Place of its head in the reply."""
     messages: int
     base: int
     """Offset of its first message."""
@@ -179,7 +179,7 @@ class _Messages:
         begins_there = pc.if_else(pc.equal(self._ordinal, _n(0)), _n(0), pa.concat_arrays([_range(1), ends_there[:-1]]))
         areas = self._of_block([block.at + HEAD_BYTES + INDEX_BYTES * block.messages for block in blocks], pa.int32())
         self._at: pa.Array = pc.add(areas, begins_there)
-        """Where the next field of each message begins."""
+        """Place of the next field of each message."""
         self._ends = pc.add(areas, ends_there)
 
     def _of_block(self, values: Sequence[int], kind: pa.DataType) -> pa.Array:

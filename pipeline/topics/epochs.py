@@ -1,4 +1,4 @@
-"""What a task of the sink has to write, and what is stored already because its epoch was written before. Pure.
+"""Rows that a task of the sink has to write, without those that are stored because its epoch was written before. Pure.
 
     rows of a task ──▶ slot ──▶ open part ──▶ stored there, or in a part before it? ──▶ blocks with the next positions
 
@@ -49,7 +49,7 @@ class Mark(NamedTuple):
 
     @property
     def number(self) -> int:
-        """As it is stored."""
+        """The mark as a block carries it."""
         return (self.epoch + 1) << ROW_BITS + CHECK_BITS | self.rows << CHECK_BITS | self.check
 
     @classmethod
@@ -59,7 +59,7 @@ class Mark(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a writer has stored in a part."""
+    """State of a writer in a part."""
 
     position: int
     """Of its last message; 0: none."""

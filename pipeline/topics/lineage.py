@@ -1,4 +1,4 @@
-"""Where a query is in a topic's parts, and what its next micro-batch reads. Pure.
+"""Places of a query in a topic's parts, and its next micro-batch. Pure.
 
     offset   {"1": 500, "4": 80, "finished": [1], "version": 12, "topic": 7, "cluster": "0123456789abcdef"}
              the next offset of each part; the parts of them that have nothing more; the version of the topic that has these parts;
@@ -39,7 +39,7 @@ class Node(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What the leader of a part says of it."""
+    """Bounds of a part, by its leader."""
 
     first: int
     """Lowest offset that is kept."""
@@ -117,7 +117,7 @@ def parse_wanted(option: str, text: str, default: int) -> Wanted:
 
 
 class Ahead(NamedTuple):
-    """What is not finished at a place."""
+    """Everything that is not finished at a place."""
 
     begun: Offsets
     """The parts that may be read now, from these offsets."""
@@ -164,7 +164,7 @@ class Parts:
         return found
 
     def ahead(self, place: Place) -> Ahead:
-        """What is not finished at a place. Numbers rise from parents to children, so one pass is enough."""
+        """Find what is not finished at a place. Numbers rise from parents to children, so one pass is enough."""
         finished = self.ancestors(place.offsets) | place.finished
         begun, later = Offsets(), list[int]()
         for number in sorted(self.nodes.keys() - finished):

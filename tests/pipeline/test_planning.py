@@ -11,9 +11,10 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructType
 
+from pipeline.format import PixiuSource
 from pipeline.spark import source
 from pipeline.spark.options import read_options
-from pipeline.spark.source import PixiuReader, PixiuSource, PixiuStreamReader, RowsPartition
+from pipeline.spark.source import PixiuReader, PixiuStreamReader, RowsPartition
 from pixiu.errors import Gone, InvalidArgument, Overloaded
 from pixiu.wire.v1 import export_pb2
 

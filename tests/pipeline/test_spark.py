@@ -285,6 +285,8 @@ def test_a_batch_that_is_written_twice_is_stored_once(spark: Any, store: Store) 
 def test_the_examples_of_the_docs(spark: Any, store: Store, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (PROJECT / "docs" / "pipeline.md").read_text(), re.DOTALL)
     names: dict[str, Any] = {"spark": spark, "target": store.target, "folder": str(tmp_path)}
+    for topic in ("clicks", "clicks-of-ann"):
+        assert store.cluster.pixiu("topic create", topic).returncode == 0
     for block in blocks:
         for attempt in range(1, TRIES + 1):
             try:
@@ -293,7 +295,9 @@ def test_the_examples_of_the_docs(spark: Any, store: Store, tmp_path: Path) -> N
             except Exception as error:  # a query goes on at its checkpoint, and a write of the same name adds nothing twice
                 if BUSY not in str(error) or attempt == TRIES:
                     raise
-    assert len(blocks) == 4
+    assert len(blocks) == 6
+    of_ann = batch(spark, store, topic="clicks").where("key = 'ann'").count()
+    assert of_ann == batch(spark, store, topic="clicks-of-ann").count() > 0
     assert names["query"].exception() is None
     assert batch(spark, store, users="1").where("body like 'hello %'").count() == 10
     everybody = {row.uin for row in batch(spark, store, table="heads").select("uin").distinct().collect()}

@@ -24,12 +24,14 @@ STEP = SLOTS // 8
 class Group:
     """One group with all parts of a topic, and the bodies that it has by part."""
 
-    def __init__(self) -> None:
+    def __init__(self, *bounds: int) -> None:
+        cuts = [0, *bounds, SLOTS]
         self.bodies: dict[int, list[tuple[int, bytes]]] = {}
         self.state = State(self)
-        self.lineage = Lineage.new([Range(0, SLOTS, 0)])
+        self.lineage = Lineage.new([Range(low, high, 0) for low, high in itertools.pairwise(cuts)])
         self._counter = itertools.count(1)
-        self._open((), ())
+        self._apply(en.TOPIC, en.TopicSettings(TOPIC, "orders").encode())
+        self._open([])
 
     def append(self, part: int, stamp: Stamp, block: bytes, count: int) -> None:
         found = parse(block)
@@ -40,6 +42,9 @@ class Group:
     def trim(self, part: int, first: int) -> None:
         raise AssertionError("nothing is trimmed here")
 
+    def drop(self, part: int) -> None:
+        raise AssertionError("nothing is dropped here")
+
     def _apply(self, kind: int, payload: bytes) -> object:
         return self.state.apply(Entry(1, next(self._counter), kind, 0, payload))
 
@@ -48,11 +53,13 @@ class Group:
         assert isinstance(found, Appended)
         return found
 
-    def _open(self, parents: Sequence[int], writers: Sequence[en.KnownWriter]) -> None:
+    def _open(self, seals: Sequence[object]) -> None:
+        """Open the parts that are not there yet, with what their parents' seals had."""
         for part in self.lineage.open_parts():
             if en.part_id(TOPIC, part.number) not in self.state.parts:
-                of_parents = [each for each in writers if parents]
-                opening = en.Opening(en.part_id(TOPIC, part.number), part.low, part.high, part.parents, of_parents)
+                parents = [seal for seal in seals if isinstance(seal, Sealed) and en.number_of(seal.part) in part.parents]
+                writers = [writer for seal in parents for writer in seal.writers]
+                opening = en.Opening(en.part_id(TOPIC, part.number), part.low, part.high, part.parents, writers)
                 self._apply(en.OPEN, opening.encode())
 
     def resize(self, rng: random.Random) -> None:
@@ -65,12 +72,7 @@ class Group:
         sealed = [part.number for part in chosen]
         answers = [self._apply(en.SEAL, en.encode_seal(en.part_id(TOPIC, number), ())) for number in sealed]
         self.lineage = self.lineage.resized(sealed, [Range(first, last, 0) for first, last in itertools.pairwise(cuts)])
-        for part in self.lineage.open_parts():
-            if en.part_id(TOPIC, part.number) not in self.state.parts:
-                writers = [writer for answer in answers if isinstance(answer, Sealed) and en.number_of(answer.part) in part.parents
-                           for writer in answer.writers]  # fmt: skip
-                opening = en.Opening(en.part_id(TOPIC, part.number), part.low, part.high, part.parents, writers)
-                self._apply(en.OPEN, opening.encode())
+        self._open(answers)
 
     def stored(self, writer: int) -> dict[int, Stored]:
         found = {}
@@ -184,10 +186,7 @@ def test_rows_that_differ_when_they_are_computed_again_are_noticed() -> None:
 
 def test_what_one_of_two_parents_had_is_not_taken_for_the_others() -> None:
     """The greatest progress of the parents would skip rows that only one of them got."""
-    group = Group()
-    group.lineage = Lineage.new([Range(0, SLOTS // 2, 0), Range(SLOTS // 2, SLOTS, 0)])
-    group.state = State(group)
-    group._open((), ())
+    group = Group(SLOTS // 2)
     rows = [Row(b"low", slot=0), Row(b"high", slot=SLOTS - 1)]
     epoch = Epoch(TOPIC, WRITER, 0)
     assert epoch.learn(group.lineage.parts.values(), group.stored(WRITER))

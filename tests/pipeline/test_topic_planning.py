@@ -22,8 +22,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pipeline.format import PixiuSource
 from pipeline.spark.offsets import EARLIEST, LATEST
-from pipeline.spark.source import PixiuSource
 from pipeline.topics import source
 from pipeline.topics.client import Known
 from pipeline.topics.columns import TYPES, spark_schema
