@@ -23,7 +23,6 @@ from pixiu.client.topics.reading.reader import Start, TopicGap, TopicReader
 from pixiu.client.topics.surroundings import TopicContext
 from pixiu.client.topics.topic_admin import Filter, TopicInfo, Topics, filter_of
 from pixiu.client.topics.topic_directory import TopicDirectory
-from pixiu.client.topics.topic_map import TopicMap
 from pixiu.client.topics.writing.writer import NO_NAME, TopicWriter, check_space, open_shell
 from pixiu.client.topics.writing.writer_shell import TopicReceipt, WriterShell
 from pixiu.errors import InvalidArgument, NotSent, OutcomeUnknown, PixiuError, UnknownTopic
@@ -216,7 +215,7 @@ class DurableTopic:
             raise InvalidArgument(f"credit is from 1 to {MAX_CREDIT}, not {credit!r}")
         text = filter_of(filter)
 
-        async def prepare() -> TopicMap:
+        async def prepare() -> int:
             topic = await self._client.directory.describe(self.name)
             known = topic.channels.get(channel)
             if known is None and not create:
@@ -225,14 +224,15 @@ class DurableTopic:
                     "or create=True"
                 )
             if known is None:
-                await self._client.admin.set_channel(
+                made = await self._client.admin.set_channel(
                     self.name, channel, ordered=bool(ordered), from_end=from_end, max_attempts=max_attempts, timeout_s=timeout_s,
                     filter=text,
                 )  # fmt: skip
-            elif ordered is not None and known.ordered is not ordered:
+                return made.version
+            if ordered is not None and known.ordered is not ordered:
                 mode = "ordered" if known.ordered else "any"
                 raise InvalidArgument(f"the channel {channel} of {self.name} has the mode {mode}, which cannot be changed")
-            return topic
+            return topic.version
 
         joining = Joining(self.name, channel, credit, tag, text, load_test_of(load_test))
         return ChannelMember(self._client.around, joining, prepare)

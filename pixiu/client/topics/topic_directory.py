@@ -152,10 +152,10 @@ class TopicDirectory:
 
     # --- following
 
-    async def follow(self, name: str, on_topic: OnTopic, on_end: OnEnd) -> TopicMap:
-        """Describe a topic, and from now on call `on_topic` with each newer version, and `on_end` when it is gone or may not be
-        seen any more. `leave` ends it."""
-        topic = await self.describe(name)
+    async def follow(self, name: str, on_topic: OnTopic, on_end: OnEnd, version: int = 0) -> TopicMap:
+        """Describe a topic, this version of it or a newer one, and from now on call `on_topic` with each newer version, and
+        `on_end` when it is gone or may not be seen any more. `leave` ends it."""
+        topic = await self.describe(name, max(0, version - 1))
         followed = self._followed.get(name)
         if followed is None:
             followed = self._followed[name] = Followed(name, topic)

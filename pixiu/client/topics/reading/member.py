@@ -145,10 +145,10 @@ class ChannelMember:
     Args:
         around: the client.
         joining: which channel, and how.
-        prepare: makes sure that the channel is there; returns the topic.
+        prepare: makes sure that the channel is there; returns the topic's version that has it.
     """
 
-    def __init__(self, around: TopicContext, joining: Joining, prepare: Callable[[], Awaitable[TopicMap]]) -> None:
+    def __init__(self, around: TopicContext, joining: Joining, prepare: Callable[[], Awaitable[int]]) -> None:
         self._around, self._joining, self._prepare = around, joining, prepare
         self.core: MemberCore
         self._loop = asyncio.get_running_loop()
@@ -178,8 +178,8 @@ class ChannelMember:
         and `InvalidArgument` for a channel of another mode."""
         if self._open:
             return self
-        await self._prepare()
-        topic = await self._around.directory.follow(self._joining.topic, self._on_topic, self._fail)
+        version = await self._prepare()
+        topic = await self._around.directory.follow(self._joining.topic, self._on_topic, self._fail, version)
         self.core = MemberCore(self._around.options, topic, self._joining.credit, self._around.uniform)
         self._open = True
         self._around.users.add(self)
@@ -259,7 +259,8 @@ class ChannelMember:
         A message for which it raised is delivered again, to any member, after a wait that doubles with its attempts from
         `backoff_s` to `max_backoff_s`; when its attempts are used up (`max_attempts` of the channel) it goes to the dead letters. A
         handler may acknowledge or refuse the message itself. In a channel of mode `ordered` the messages of a slot are handled one
-        after the other; later ones that this member has go back with one that failed, and come again after it.
+        after the other; later ones that this member has go back with one that failed, and come again after it, with the attempt
+        counted.
 
         Args:
             handler: a coroutine function, or a function that does not block.
@@ -285,6 +286,12 @@ class ChannelMember:
         """True if the channel is of mode `ordered`."""
         found = self.core.topic.channels.get(self._joining.channel)
         return found is not None and found.ordered
+
+    @property
+    def max_attempts(self) -> int:
+        """Deliveries of a message before it goes to the dead letters; 0: not known."""
+        found = self.core.topic.channels.get(self._joining.channel)
+        return 0 if found is None else found.max_attempts
 
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until everything that was reported is answered. Raises `OutcomeUnknown` after `timeout_s` (default:
@@ -518,14 +525,18 @@ class HandlerPool:
         try:
             while lane:
                 message = lane.popleft()
-                if message.held and not await self._handle(message):
-                    break
+                if message.held and not await self._handle(message) and not self._is_last(message):
+                    break  # it comes again, and before those after it
         finally:
             for left in (*((message,) if message is not None else ()), *lane):
                 self._report(left, 0.0)  # nothing, unless it failed or was cancelled
             if ordered:
                 self._lanes.pop(slot, None)
             self._free.release()
+
+    def _is_last(self, message: ChannelMessage) -> bool:
+        """True if a message that failed does not come again: it is among the dead letters."""
+        return 0 < self._member.max_attempts <= message.attempts
 
     async def _handle(self, message: ChannelMessage) -> bool:
         """Handle one message. False: it comes again."""

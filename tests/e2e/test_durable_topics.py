@@ -1,0 +1,241 @@
+"""Durable topics with the SDK against whole clusters: stored once, delivered until acknowledged, in order, whoever leads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pixiu
+from tests.support.cluster import LocalCluster, running_cluster
+
+pytestmark = pytest.mark.e2e
+PATIENT_S = 90.0
+ROLES = [f"--{name}=1" for name in ("proxies", "brokers", "broker-replicas", "routers", "router-replicas", "gateways")]
+TOPICS = ["--relays=0", "--topics=2", "--topic-replicas=2", "--admins=2"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Two groups of topics with two replicas each, in processes of their own."""
+    with running_cluster(tmp_path_factory.mktemp("topics"), *ROLES, *TOPICS, layout="separate") as found:
+        found.wait_healthy()
+        yield found
+
+
+async def test_everything_sent_is_read_and_delivered_to_each_channel(cluster: LocalCluster) -> None:
+    async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target, uin=7) as px:
+        info = await px.topics.create("orders", parts=3)
+        assert [part.sealed for part in info.parts] == [False] * 3
+        topic = px.durable_topic("orders")
+        receipt = await topic.send(b"first", key="a", headers={"kind": "new"})
+        assert receipt.position is not None
+        async with topic.writer() as writer:
+            for number in range(200):
+                await writer.send(b"%d" % number, key=f"customer-{number % 10}")
+
+        await topic.send_many([b"x", b"y"], slot=1)
+
+        async with topic.reader() as reader:
+            read = [await anext(reader) for _ in range(203)]
+            assert {message.position for message in read} >= {receipt.position}
+            (first,) = [message for message in read if message.position == receipt.position]
+            assert (first.body, first.key, first.headers, first.sender) == (b"first", b"a", {"kind": b"new"}, 0)
+            position = reader.position
+        for customer in range(10):
+            mine = [int(message.body) for message in read if message.key == b"customer-%d" % customer]
+            assert mine == list(range(customer, 200, 10))
+
+        await topic.send(b"later", key="a")
+        async with topic.reader(position) as reader:
+            assert (await anext(reader)).body == b"later"
+
+        for name in ("billing", "shipping"):
+            async with topic.channel(name) as messages:
+                got = [await anext(messages) for _ in range(64)]
+                assert all(await asyncio.gather(*(message.ack() for message in got)))
+                more: list[pixiu.ChannelMessage] = []
+                while len(got) + len(more) < 204:
+                    more.append(await anext(messages))
+                    more[-1].ack_soon()
+                await messages.flush()
+            assert {message.position for message in (*got, *more)} >= {message.position for message in read}
+            state = await px.topics.channel_state("orders", name)
+            assert sum(part.unacknowledged for part in state) == 0
+
+
+async def test_a_topic_that_is_not_there_names_the_command_that_creates_it(cluster: LocalCluster) -> None:
+    async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target) as px:
+        with pytest.raises(pixiu.UnknownTopic, match="pixiu topic create nothing"):
+            await px.durable_topic("nothing").send(b"x")
+        with pytest.raises(pixiu.UnknownTopic, match="pixiu topic create nothing"):
+            await px.durable_topic("nothing").send_soon(b"x")
+        await px.topics.create("there")
+        with pytest.raises(pixiu.UnknownTopic, match="set_channel"):
+            await px.durable_topic("there").channel("no", create=False).open()
+        with pytest.raises(pixiu.TopicExists):
+            await px.topics.create("there")
+        assert "there" in [topic.name for topic in await px.topics.list()]
+
+
+async def test_a_failing_message_comes_again_and_then_is_a_dead_letter(cluster: LocalCluster) -> None:
+    handled: list[tuple[bytes, int]] = []
+    async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target) as px:
+        await px.topics.create("failing")
+        topic = px.durable_topic("failing")
+        await topic.send_many([b"good", b"bad", b"good"], key="k")
+        member = topic.channel("c", ordered=True, max_attempts=2)
+
+        async def handler(message: pixiu.ChannelMessage) -> None:
+            handled.append((message.body, message.attempts))
+            if message.body == b"bad":
+                raise RuntimeError
+            if handled.count((b"bad", 2)) and message.body == b"good":
+                message.ack_soon()
+                await member.close()
+
+        await member.run(handler, workers=3, backoff_s=0.01, max_backoff_s=0.01)
+        assert [body for body, _ in handled] == [b"good", b"bad", b"bad", b"good"]
+        (dead,) = await px.topics.dead_letters("failing", "c")
+        assert dead.message is not None
+        assert (dead.message.body, dead.attempts) == (b"bad", 2)
+        assert await px.topics.resend("failing", "c") == 1
+        async with topic.channel("c") as messages:
+            async for message in messages:
+                assert await message.ack()
+                if message.body == b"bad":
+                    break
+
+
+async def test_a_resize_keeps_the_order_of_each_key_for_writers_members_and_readers(cluster: LocalCluster) -> None:
+    keys, each = 8, 60
+    async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target) as px:
+        await px.topics.create("growing", parts=2)
+        topic = px.durable_topic("growing")
+        delivered: dict[bytes, list[int]] = {}
+        read: dict[bytes, list[int]] = {}
+
+        async def consume() -> None:
+            async with topic.channel("c", ordered=True) as messages:
+                for _ in range(keys * each):
+                    message = await anext(messages)
+                    assert message.key is not None
+                    delivered.setdefault(message.key, []).append(int(message.body))
+                    message.ack_soon()
+                await messages.flush()
+
+        async def follow() -> None:
+            async with topic.reader() as reader:
+                for _ in range(keys * each):
+                    message = await anext(reader)
+                    assert message.key is not None
+                    read.setdefault(message.key, []).append(int(message.body))
+
+        async def write() -> None:
+            async with topic.writer() as writer:
+                for number in range(each):
+                    for key in range(keys):
+                        await writer.send(b"%d" % number, key=b"%d" % key)
+                    await writer.flush()
+                    if number == each // 3:
+                        await px.topics.resize("growing", [1], bounds=[16_384])
+                    if number == 2 * each // 3:
+                        await px.topics.resize("growing", [2, 4], groups=[0])
+
+        await asyncio.gather(consume(), follow(), write())
+        expected = {b"%d" % key: list(range(each)) for key in range(keys)}
+        assert read == expected
+        assert delivered == expected
+
+
+async def test_a_loader_that_starts_again_stores_nothing_twice(cluster: LocalCluster) -> None:
+    rows = [b"%d" % number for number in range(1, 301)]
+    async with asyncio.timeout(PATIENT_S):
+        async with pixiu.connect(cluster.target) as px:
+            await px.topics.create("rows", parts=4)
+            writer = await px.durable_topic("rows").writer(name="loader").open()
+            assert writer.progress == 0
+            for number, row in enumerate(rows[:200], 1):
+                await writer.send(row, progress=number)
+            # the end of the client does not wait for what is not confirmed
+        async with pixiu.connect(cluster.target) as px:
+            topic = px.durable_topic("rows")
+            async with topic.writer(name="loader") as writer:
+                for number, row in enumerate(rows[writer.progress :], writer.progress + 1):
+                    await writer.send(row, progress=number)
+            async with topic.reader() as reader:
+                read = [(await anext(reader)).body for _ in rows]
+            assert sorted(read, key=int) == rows
+
+
+def leader_of(cluster: LocalCluster, group: int) -> dict[str, Any]:
+    """The process that leads a group of topics."""
+    replicas = [each for each in cluster.processes("topic") if each["partition"] == group]
+    (found,) = [each for each in replicas if each["replication"]["member"] == each["replication"]["leader"]]
+    return found
+
+
+async def test_a_leader_that_is_killed_loses_nothing_and_repeats_no_acknowledged_message(cluster: LocalCluster) -> None:
+    async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target) as px:
+        info = await px.topics.create("safe", parts=2)
+        topic = px.durable_topic("safe")
+        acknowledged: set[tuple[int, int]] = set()
+        got: dict[bytes, int] = {}
+
+        async def consume() -> None:
+            async with topic.channel("c", timeout_s=5.0) as messages:
+                while len(got) < 600:
+                    message = await anext(messages)
+                    assert message.position not in acknowledged
+                    got[message.body] = got.get(message.body, 0) + 1
+                    if await message.ack():
+                        acknowledged.add(message.position)
+
+        consuming = asyncio.create_task(consume())
+        async with topic.writer() as writer:
+            for number in range(600):
+                await writer.send(b"%d" % number, key=b"%d" % (number % 7))
+                if number == 200:
+                    await writer.flush()
+                    leader = await asyncio.to_thread(leader_of, cluster, info.parts[0].group)
+                    os.kill(int(leader["pid"]), signal.SIGKILL)
+                if number % 20 == 0:
+                    await asyncio.sleep(0)
+        await consuming
+        assert sorted(got, key=int) == [b"%d" % number for number in range(600)]
+        async with topic.reader() as reader:
+            read = [(await anext(reader)).body for _ in range(600)]
+        assert sorted(read, key=int) == sorted(got, key=int)
+
+
+def test_threads_use_topics(cluster: LocalCluster, tmp_path: Path) -> None:
+    with pixiu.connect_sync(cluster.target) as px:
+        px.topics.create("threads")
+        topic = px.durable_topic("threads")
+        assert topic.send(b"one", key="k").position is not None
+        with topic.writer() as writer:
+            receipt = writer.send(b"two", key="k")
+        receipt.wait(1.0)
+        with topic.reader() as reader:
+            assert [next(reader).body for _ in range(2)] == [b"one", b"two"]
+        with topic.channel("c") as messages:
+            for message in messages:
+                assert message.ack()
+                if message.body == b"two":
+                    break
+        topic.send(b"three")
+        handled: list[bytes] = []
+        member = topic.channel("c")
+
+        def handler(message: pixiu.SyncChannelMessage) -> None:
+            handled.append(message.body)
+            assert message.ack()
+            member.close()
+
+        member.run(handler, workers=2)
+        assert handled == [b"three"]
