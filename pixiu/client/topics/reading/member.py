@@ -515,6 +515,7 @@ class HandlerPool:
                 task = asyncio.create_task(self._handle_lane(message.slot, lane, ordered), name="pixiu-topic-handler")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+            await asyncio.gather(*self._tasks)  # one of them may be closing the member
         finally:
             for task in self._tasks:
                 task.cancel()
