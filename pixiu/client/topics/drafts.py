@@ -31,7 +31,7 @@ class TopicSendOptions(TypedDict, total=False):
     slot: int | None
     """Logical partition, 0 to 65535; None, the default: that of the key, without a key in turn."""
     event_time: datetime | int | None
-    """When it happened: a datetime, or Unix µs; None, the default: not given."""
+    """Time at which it happened: a datetime, or Unix µs; None, the default: not given."""
     tag: str | None
     """Goes to members of a channel with this tag, if there are any; at most 100 bytes; None, the default: none."""
     load_test: bool

@@ -39,7 +39,7 @@ MAX_CREDIT: Final = 10_000
 
 
 class TopicClient:
-    """What a client has of durable topics: their directory, and one writer without a name for each topic.
+    """Durable topics of a client: their directory, and one writer without a name for each topic.
 
     Args:
         around: the client.
@@ -94,7 +94,7 @@ class TopicClient:
 
     @property
     def directory(self) -> TopicDirectory:
-        """Where topics are."""
+        """Knows where topics are."""
         return self.around.directory
 
 

@@ -48,7 +48,7 @@ class Closable(Protocol):
 
 @dataclass(frozen=True)
 class TopicContext:
-    """What a client gives to its topics."""
+    """Parts of a client that its topics use."""
 
     client: str
     """Name for logs and metrics."""

@@ -6,7 +6,7 @@
     for part in await px.topics.channel_state("orders", "billing"):
         print(part.part, part.unacknowledged, part.stuck)
 
-Source: docs/topics.md, "Topics and channels".
+Source: docs/sdk.md, "Durable topics".
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ChannelPartInfo(NamedTuple):
     lost: int
     """Dropped by retention, or unreadable, before they were acknowledged."""
     oldest_us: int
-    """When the oldest unacknowledged message was stored, Unix µs; 0: none."""
+    """Time at which the oldest unacknowledged message was stored, Unix µs; 0: none."""
     members: tuple[MemberInfo, ...]
     stuck: tuple[str, ...]
     """Why messages wait, in words."""
@@ -97,7 +97,7 @@ class DeadMessage(NamedTuple):
     attempts: int
     reason: str
     at_us: int
-    """When it was given up, Unix µs."""
+    """Time at which it was given up, Unix µs."""
     message: TopicMessage | None
     """None: it can no longer be read."""
 

@@ -1,6 +1,6 @@
-"""Where the parts of topics are: asked of the proxies, kept for each topic, and asked again when something says that it changed.
+"""The directory of topics: asks proxies where parts are, keeps that for each topic in use, and asks again when it has changed.
 
-Source: docs/topics.md, "Finding a topic".
+Source: docs/sdk.md, "Durable topics".
 """
 
 from __future__ import annotations

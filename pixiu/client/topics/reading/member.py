@@ -68,7 +68,7 @@ log = logging.getLogger("pixiu.client")
 
 @dataclass(frozen=True)
 class Joining:
-    """How a member joins its channel."""
+    """Arguments with which a member joins its channel."""
 
     topic: str
     channel: str

@@ -106,7 +106,7 @@ class MemberCounters:
 
 
 class PartHeld:
-    """What a member has of one part."""
+    """Messages of one part that a member has."""
 
     __slots__ = ("acknowledged", "refused", "reporting", "touched", "unreported")
 

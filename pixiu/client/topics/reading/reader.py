@@ -51,7 +51,7 @@ class TopicGap(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one read found."""
+    """Result of one read."""
 
     part: int
     messages: list[TopicMessage]

@@ -134,7 +134,7 @@ class ReaderCore:
         return child.number in self._before or all(self._is_done(parent) for parent in child.parents)
 
     def position(self) -> dict[str, int]:
-        """Where to go on, as JSON can have it."""
+        """Place to go on from, as JSON can have it."""
         return {
             str(number): each.next or 0
             for number, each in self.parts.items()

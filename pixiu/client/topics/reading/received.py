@@ -15,12 +15,12 @@ from pixiu.wire.block import INDEX, INDEX_BYTES, Flag, Message, decode_message, 
 
 
 class Origin(NamedTuple):
-    """What messages of one block have in common."""
+    """Fields that the messages of one block have in common."""
 
     topic: str
     part: int
     time_us: int
-    """When the block was appended, Unix µs."""
+    """Time at which the block was appended, Unix µs."""
     sender: int
     """UIN of the writer's login, 0 for a service."""
     writer: int
@@ -67,13 +67,13 @@ class TopicMessage:
 
     @property
     def event_time(self) -> datetime | None:
-        """When it happened, UTC, as its writer says; None if it does not."""
+        """Time at which it happened, UTC, as its writer says; None if it does not."""
         at = self.event_time_us
         return None if at is None else time_of(at)
 
     @property
     def event_time_us(self) -> int | None:
-        """When it happened, Unix µs, as its writer says; None if it does not."""
+        """Time at which it happened, Unix µs, as its writer says; None if it does not."""
         return self._message().event_at_us
 
     @property
@@ -103,12 +103,12 @@ class TopicMessage:
 
     @property
     def time(self) -> datetime:
-        """When it was stored, UTC."""
+        """Time of storing, UTC."""
         return time_of(self._origin.time_us)
 
     @property
     def time_us(self) -> int:
-        """When it was stored, Unix µs."""
+        """Time of storing, Unix µs."""
         return self._origin.time_us
 
     @property

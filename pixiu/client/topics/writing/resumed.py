@@ -1,9 +1,9 @@
-"""How far a named writer came before, for each slot. Pure.
+"""Progress that a named writer had made before, for each slot. Pure.
 
 The application's progress rises with every message, and a part keeps the highest one up to which it has all of the writer's
 messages for its slots. A part that the writer has not written to says nothing of its own; then those before it count.
 
-Source: docs/topics.md, "Progress".
+Source: docs/sdk.md, "Durable topics".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pixiu.placement.slots import Lineage
 
 
 class Stored(NamedTuple):
-    """What a part has of a writer."""
+    """State of a writer in a part."""
 
     position: int = 0
     """Of its last message; 0: none."""

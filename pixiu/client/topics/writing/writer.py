@@ -67,7 +67,7 @@ async def open_shell(around: TopicContext, topic: str, name: str = "") -> Writer
 
 
 async def positions(around: TopicContext, topic: TopicMap, writer: int) -> dict[int, Stored]:
-    """What a writer has stored in each part. Raises `Unavailable`."""
+    """Ask what a writer has stored in each part. Raises `Unavailable`."""
     found: dict[int, Stored] = {}
     by_group: dict[int, list[int]] = {}
     for part in topic.lineage.parts.values():

@@ -66,7 +66,7 @@ class SentBlock:
 
 
 class PartStream:
-    """What a writer has for one part, in order: blocks, the first of which are under way, then messages without a block."""
+    """Messages of a writer for one part, in order: blocks, the first of which are under way, then messages without a block."""
 
     __slots__ = (
         "blocks",
@@ -108,7 +108,7 @@ class PartStream:
         return (self.blocks[0].tickets[0] if self.blocks else self.queue[0]).message_id
 
     def tickets(self) -> Iterator[TopicTicket]:
-        """What is not confirmed, in order."""
+        """Messages that are not confirmed, in order."""
         for block in self.blocks:
             yield from block.tickets
         yield from self.queue

@@ -1,0 +1,129 @@
+"""The core of a channel's member: what counts, what is void, and what is reported together."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from pixiu.client.options import ClientOptions
+from pixiu.client.topics.reading.member_core import (
+    AskTopic,
+    CloseMember,
+    Effect,
+    MemberCore,
+    OpenMember,
+    Outcomes,
+    Place,
+    Report,
+    Reportable,
+    ranges_of,
+)
+from pixiu.errors import Overloaded, Refusal
+from pixiu.placement.slots import SLOTS, Range
+from tests.pixiu.client.topics.groups import Cluster
+
+
+def joined(cluster: Cluster, credit: int = 10) -> tuple[MemberCore, list[int]]:
+    """A member, and its streams."""
+    core = MemberCore(ClientOptions(), cluster.topic(), credit, lambda: 0.5)
+    streams = [each.stream for each in core.begin(0.0) if isinstance(each, OpenMember)]
+    for stream in streams:
+        core.answered(stream)
+    return core, streams
+
+
+def reports(core: MemberCore, stream: int, now: float = 0.0) -> list[Report]:
+    found = core.next_report(stream, now)
+    return [] if found is None else found[1]
+
+
+def outcomes(effects: list[Effect]) -> dict[int, bool]:
+    return {place.offset: counts for each in effects if isinstance(each, Outcomes) for place, counts in each.found}
+
+
+def test_it_joins_each_group_and_shares_its_credit() -> None:
+    core = MemberCore(ClientOptions(), Cluster(4, 2).topic(), 11, lambda: 0.5)
+    assert core.begin(0.0) == [OpenMember("g0a", 1, 6), OpenMember("g1a", 2, 6)]
+
+
+def test_acknowledgements_of_a_turn_are_one_report_of_ranges() -> None:
+    core, (stream,) = joined(Cluster(1, 1))
+    assert core.delivered(stream, 1, 10, 8, 0)
+    for offset in (12, 10, 11, 15):
+        assert core.acknowledge(Place(stream, 1, offset)) == [Reportable(stream)]
+    core.refuse(Place(stream, 1, 13), 500)
+    core.touch(Place(stream, 1, 14))
+    (report,) = reports(core, stream)
+    assert (report.acknowledged, report.refused, report.touched) == ([10, 13, 15, 16], [13, 500], [14])
+    effects = core.reported(stream, report.request, 1, [10, 12], [13], None, 0.0)
+    assert outcomes(effects) == {10: True, 11: True, 12: False, 13: True, 15: False}
+    assert core.idle()
+    assert (core.counters.acknowledged, core.counters.refused, core.counters.void) == (2, 1, 2)
+
+
+def test_a_message_is_reported_once() -> None:
+    core, (stream,) = joined(Cluster(1, 1))
+    core.delivered(stream, 1, 0, 1, 0)
+    assert core.acknowledge(Place(stream, 1, 0)) is not None
+    assert core.acknowledge(Place(stream, 1, 0)) is None
+    assert core.refuse(Place(stream, 1, 0), 0) is None
+
+
+def test_what_a_dead_stream_delivered_is_void_also_after_it_came_again() -> None:
+    core, (stream,) = joined(Cluster(1, 1))
+    core.delivered(stream, 1, 0, 3, 0)
+    core.acknowledge(Place(stream, 1, 0))
+    (report,) = reports(core, stream)
+    core.acknowledge(Place(stream, 1, 1))
+    effects = core.stream_died(stream, 0.0, "g0b")
+    assert outcomes(effects) == {0: False, 1: False}
+    (again,) = [each for each in effects if isinstance(each, OpenMember)]
+    assert again.address == "g0b"
+    core.answered(again.stream)
+    core.delivered(again.stream, 1, 0, 3, 3)
+    assert core.acknowledge(Place(stream, 1, 2)) is None
+    assert core.reported(stream, report.request, 1, [0, 1], [], None, 0.0) == []
+    assert core.acknowledge(Place(again.stream, 1, 2)) is not None
+
+
+def test_a_report_that_is_refused_for_now_is_made_again() -> None:
+    core, (stream,) = joined(Cluster(1, 1))
+    core.delivered(stream, 1, 0, 2, 0)
+    core.acknowledge(Place(stream, 1, 0))
+    core.refuse(Place(stream, 1, 1), 7)
+    (report,) = reports(core, stream)
+    assert core.reported(stream, report.request, 1, [], [], Refusal(Overloaded.code, "", 1000), 0.0) == []
+    assert reports(core, stream, 0.9) == []
+    assert core.next_deadline() == 1.0
+    assert core.tick(1.0) == [Reportable(stream)]
+    (again,) = reports(core, stream, 1.0)
+    assert (again.acknowledged, again.refused) == (report.acknowledged, report.refused)
+
+
+def test_it_joins_the_groups_of_new_parts_and_leaves_those_that_are_finished() -> None:
+    cluster = Cluster(1, 2)
+    core, (stream,) = joined(cluster)
+    cluster.resize([1], [Range(0, SLOTS, 1)])
+    effects = core.set_topic(cluster.topic(), 0.0)
+    (joining,) = [each for each in effects if isinstance(each, OpenMember)]
+    assert joining.address == "g1a"
+    core.delivered(stream, 1, 0, 1, 0)
+    effects = core.finished([1], 0.0)
+    assert AskTopic() in effects
+    assert CloseMember(stream) not in effects  # a message of it is not reported yet
+    core.acknowledge(Place(stream, 1, 0))
+    (report,) = reports(core, stream)
+    core.reported(stream, report.request, 1, [0, 1], [], None, 0.0)
+    assert CloseMember(stream) in core.set_topic(cluster.topic(), 0.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranges_have_each_offset_once(seed: int) -> None:
+    rng = random.Random(seed)
+    offsets = {rng.randrange(100) for _ in range(rng.randint(0, 80))}
+    bounds = ranges_of(offsets)
+    pairs = list(zip(bounds[::2], bounds[1::2], strict=True))
+    assert {offset for low, high in pairs for offset in range(low, high)} == offsets
+    assert all(high < low for (_, high), (low, _) in pairwise(pairs))
