@@ -20,14 +20,18 @@ from cluster.wire.v1 import topic_group_pb2_grpc as pb_grpc
 from pixiu.discovery.node import Node
 from pixiu.errors import NotServed, PixiuError
 from pixiu.rpc.channels import Channels
+from pixiu.wire.block import stamped
 from topic import entries as en
 from topic import events as ev
 from topic.clients.group import Group, refusal_of
 from topic.rates import Rates
 from topic.state.state import Done, Sealed
+from topic.storage.segment import Gap
 
 ASK_S: Final = 2.0
 """Time limit of a question to another group's leader."""
+MAX_BYTES: Final = 1 << 20
+"""Bytes of blocks in one reply; one block may have more."""
 MAX_ASKED: Final = 10_000
 """Parts in one question."""
 
@@ -81,6 +85,21 @@ class TopicGroups(pb_grpc.TopicGroupsServicer):
                 bytes_per_s=bytes_per_s, messages_per_s=messages_per_s, members=members.get(en.topic_of(part.part), 0),
             )  # fmt: skip
         return reply
+
+    async def Blocks(self, request: pb.BlocksRequest, context: Any) -> pb.BlocksReply:
+        """Give blocks that another replica cannot read."""
+        state, at, blocks, took = self._group.store.state.parts.get(request.part), request.low, list[bytes](), 0
+        if state is None or not state.first <= request.low < request.high <= state.end:
+            return pb.BlocksReply(refusal=refusal_of(self._group, NotServed("this replica does not hold these offsets")))
+        while at < request.high and took < MAX_BYTES:
+            found = await self._group.reader.find(request.part, at)
+            if isinstance(found, Gap):
+                return pb.BlocksReply(blocks=b"".join(blocks), unreadable=not blocks)
+            stamp, block = found
+            blocks.append(stamped(block.data, stamp))
+            took += len(blocks[-1])
+            at = stamp.base + block.count
+        return pb.BlocksReply(blocks=b"".join(blocks))
 
     def _members_of(self, topic: int) -> int:
         channels = self._group.store.state.channels_of(topic)

@@ -36,12 +36,12 @@ from topic.clients.reads import Reads
 from topic.clients.writes import Writes
 from topic.core import Core, Counters
 from topic.groups import Parents, TopicGroups
+from topic.mending import Mending
 from topic.options import Options
 from topic.rates import Rates
 from topic.retention import Retention
 from topic.storage.machine import Machine
 from topic.storage.reader import Reader
-from topic.storage.segment import Gap
 from topic.storage.store import Store
 
 DRAIN_POLL_S: Final = 0.02
@@ -49,9 +49,6 @@ BEHIND_RETRY_MS: Final = 200
 RATES_S: Final = 5.0
 FAILED: Final = "topic_state_failed"
 SET_ASIDE: Final = "topic_state_set_aside"
-GAP: Final = "topic_gap"
-MAX_GAPS: Final = 1000
-"""Gaps of a part that are kept. Policy: the rest is found again."""
 
 
 class Service(StoreShell):
@@ -65,7 +62,8 @@ class Service(StoreShell):
         self._counters = Counters()
         self._runner: Runner[ev.Event, ev.Effect] = Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN)
         super().__init__(context, self._machine, self._runner, lambda: not self._machine.full)
-        self.reader = Reader(lambda: self.store, self._gap)
+        self._mending = Mending(context, self, self._machine)
+        self.reader = Reader(lambda: self.store, self._mending.found)
         self._writes = Writes(self, context.turn, options.writer_window_bytes)
         self._members = Members(self, context.turn, self.spawn)
         self._reads, self._retention, self._rates = Reads(self), Retention(self), Rates()
@@ -73,8 +71,6 @@ class Service(StoreShell):
         self._requests: dict[int, asyncio.Future[object]] = {}
         self._numbers = itertools.count(1)
         self._draining = False
-        self._gaps: dict[int, list[Gap]] = {}
-        """Part → offsets that cannot be read here."""
         self._guard = guard_of(options, context.cluster, context.log, context.audit, context.client_called)
         self._kicks = Requests(context.zookeeper, paths.kicks(context.root), self._kick)
         self._enter_effects()
@@ -117,6 +113,7 @@ class Service(StoreShell):
             self._kicks.start()
         self.every(self._context.options.retention_interval_s, self._retain)
         self.every(RATES_S, self._look_at_rates)
+        self.spawn(self._mending.run())
         await self._replica.start()
 
     async def drain(self) -> None:
@@ -137,7 +134,7 @@ class Service(StoreShell):
         if self._guard is not None:
             await self._kicks.stop()
             await self._guard.close()
-        await self._parents.close()
+        await asyncio.gather(self._parents.close(), self._mending.close())
         await self._replica.stop()
         self.stop_runners()
         await self.cancel_tasks()
@@ -146,14 +143,14 @@ class Service(StoreShell):
     def health(self) -> dict[str, object]:
         """Report replication and problems."""
         status = self._replica.status()
-        degraded = status["degraded"] or self._damage
+        degraded = status["degraded"] or self._mending.text
         return {
             "replication": {**status, "degraded": degraded},
             "degraded": degraded,
             "writers": len(self._writes.streams),
             "members": len(self._members.streams),
             "disk_full": self._machine.full or self._replica.log_full,
-            "gaps": {str(part): [[gap.low, gap.high] for gap in gaps[:10]] for part, gaps in list(self._gaps.items())[:10]},
+            "gaps": len(self._mending),
         }
 
     # --- as `topic.clients.group.Group`
@@ -216,10 +213,7 @@ class Service(StoreShell):
         core = Core(self._machine.state, self, self._context.view.layout.version)
         core.counters = self._counters
         self._runner.core = core
-        self._gaps.clear()
-        for part, log in self.store.logs.items():
-            for gap in log.gaps:
-                self._gap(part, gap)
+        self._mending.replaced()
 
     def _leader_changed(self, epoch: int) -> None:
         self._epoch = epoch
@@ -257,17 +251,6 @@ class Service(StoreShell):
         self._context.log.error(FAILED, error=str(error), code=error.code)
         self._context.crash(error)
 
-    def _gap(self, part: int, gap: Gap) -> None:
-        gaps = self._gaps.setdefault(part, [])
-        if gap not in gaps and len(gaps) < MAX_GAPS:
-            gaps.append(gap)
-            self._context.log.error(GAP, part=part, low=gap.low, high=gap.high)
-
-    @property
-    def _damage(self) -> str:
-        count = sum(len(gaps) for gaps in self._gaps.values())
-        return f"{count} gaps in stored topics: blocks cannot be read" if count else ""
-
     def _kick(self, request: str) -> None:
         if self._guard is not None:
             self._guard.kick(request)
@@ -298,6 +281,8 @@ class Service(StoreShell):
             "unwritten_bytes": store.tail_bytes,
             "cached_bytes": store.cache.size,
             "stored_bytes": sum(log.stored_bytes for log in store.logs.values()),
-            "gaps": sum(len(gaps) for gaps in self._gaps.values()),
+            "gaps": len(self._mending),
+            "gaps_mended_total": self._mending.mended,
+            "gaps_given_up_total": self._mending.lost,
             "disk_full": int(bool(machine.full or self._replica.log_full)),
         }

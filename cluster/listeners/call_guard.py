@@ -65,6 +65,7 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
     "/pixiu.v1.TopicGroups/Append": (SAME, "admin", OPERATOR),
     "/pixiu.v1.TopicGroups/Finished": (SAME, "admin", OPERATOR),
     "/pixiu.v1.TopicGroups/Load": (SAME, "admin", OPERATOR),
+    "/pixiu.v1.TopicGroups/Blocks": (SAME,),
     "/pixiu.v1.Admin/Change": ("proxy", OPERATOR),
     "/pixiu.v1.Admin/Status": ("proxy", OPERATOR),
     "/grpc.health.v1.Health/Check": EVERYBODY,

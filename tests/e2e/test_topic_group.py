@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+
+import grpc.aio
+import pytest
+
 from pixiu.wire.v1 import topic_pb2 as pb
-from tests.support.roles import Roles
-from tests.support.topics import ORDERS, Member, Writer, call, in_sync, leader, make_topic, read_all
+from tests.support.roles import Roles, at_least
+from tests.support.topics import (
+    ORDERS,
+    TOPIC,
+    Member,
+    Writer,
+    append,
+    blocks_in,
+    call,
+    in_sync,
+    leader,
+    make_topic,
+    read_all,
+)
+from tests.support.waiting import until
+from topic import entries as en
 
 
 async def test_blocks_are_written_read_and_consumed(roles: Roles) -> None:
@@ -99,3 +119,96 @@ async def test_a_new_follower_gets_a_snapshot_and_can_lead(roles: Roles) -> None
         assert sorted(await member.get(55)) == list(range(5, 60))
     roles.start("topic-a", partition=0)
     await in_sync(roles, 2, "topic-a", "topic-b")
+
+
+async def test_what_a_disk_lost_is_taken_from_another_replica(roles: Roles) -> None:
+    await roles.layout(topic=1)
+    names = ["topic-a", "topic-b"]
+    for name in names:
+        roles.start(name, partition=0, flush_interval_s=0.05)
+    await roles.running(*names)
+    first = await in_sync(roles, 2, *names)
+    (other,) = [name for name in names if name != first]
+    (node,) = await roles.running(first)
+    await make_topic(node)
+    async with Writer(node) as writer:
+        for number in range(1, 41):
+            await writer.write([b"%d" % number * 1000], number)
+    await roles.end(other)
+    (segment,) = (roles.folder / other / "state/parts").rglob("*.seg")
+    segment.write_bytes(segment.read_bytes()[:-30_000])
+    roles.start(other, partition=0)
+    (mended,) = await roles.running(other)
+    await until(lambda: at_least(roles.metric(mended, "gaps_mended_total"), 1), "a mended gap")
+    await in_sync(roles, 2, *names)
+    await roles.kill(first)
+    await leader(roles, other)
+    (node,) = await roles.running(other)
+    assert await read_all(node) == {number - 1: b"%d" % number * 1000 for number in range(1, 41)}
+    roles.start(first, partition=0)
+    await in_sync(roles, 2, *names)
+
+
+async def test_reads_wait_and_members_learn_of_the_end_of_a_part(roles: Roles) -> None:
+    await roles.layout(topic=1)
+    roles.start("topic-a", partition=0)
+    (node,) = await roles.running("topic-a")
+    await leader(roles, "topic-a")
+    await make_topic(node, parts=[1, 2])
+    waiting = asyncio.create_task(call(node, "Read", pb.TopicReadRequest(topic=ORDERS, part=1, end=True, wait_ms=30_000)))
+    async with Writer(node) as writer, Member(node, credit=1) as member:
+        await writer.write([b"one", b"two"], 1)
+        reply = await waiting
+        assert [(base, block.count) for base, block in blocks_in(reply.blocks)] == [(0, 2)]
+        late = await call(node, "Read", pb.TopicReadRequest(topic=ORDERS, part=1, time_us=1 << 60))
+        assert (late.blocks, late.next, late.committed_end) == (b"", 2, 2)
+        seal = en.encode_seal(en.part_id(TOPIC, 1), [en.Child(3, 0, 32_768, 0)])
+        answer = await append(node, en.SEAL, seal)
+        assert json.loads(answer.sealed)["writers"] == [[1, 5, 2, 0]]
+        refused = await writer.write([b"three"], 3)
+        assert (refused.verdict, refused.position, refused.children[0].number) == (pb.WRITE_SEALED, 2, 3)
+        assert await member.get(1) == {0: (b"one", 1)}
+        dead = await member.report(1, refused=[0, 0])
+        assert list(dead.refused) == [0]
+        sealed = await call(node, "Read", pb.TopicReadRequest(topic=ORDERS, part=1, offset=2, wait_ms=30_000))
+        assert (sealed.sealed, sealed.children[0].number) == (True, 3)
+    seek = pb.ChannelRequest(topic=ORDERS, channel="c", parts=[1], seek=pb.SeekChannel(end=True))
+    assert (await call(node, "Channel", seek)).changed == 2
+    state = await call(node, "Channel", pb.ChannelRequest(topic=ORDERS, channel="c", parts=[1], state=True))
+    assert [part.unacknowledged for part in state.parts] == [0]
+
+
+async def test_a_replica_that_does_not_lead_names_the_leader(roles: Roles) -> None:
+    await roles.layout(topic=1)
+    names = ["topic-a", "topic-b"]
+    for name in names:
+        roles.start(name, partition=0)
+    await roles.running(*names)
+    first = await in_sync(roles, 2, *names)
+    (other,) = [name for name in names if name != first]
+    node, follower = await roles.running(first, other)
+    await make_topic(node)
+    async with Writer(follower) as writer:
+        refused = await writer.write([b"one"], 1)
+        assert (refused.verdict, refused.refusal.code) == (pb.WRITE_REFUSED, "NOT_LEADER")
+        assert refused.refusal.leader == node.client_address
+    async with Member(follower) as member:
+        reply = await member.stream.next()
+        assert (reply.end.code, reply.end.leader) == ("NOT_LEADER", node.client_address)
+    with pytest.raises(grpc.aio.AioRpcError, match=f"NOT_LEADER.*{node.client_address}"):
+        await call(follower, "Read", pb.TopicReadRequest(topic=ORDERS, part=1))
+    async with Writer(node) as writer, Member(node, credit=10) as member:
+        await writer.write([b"one"], 1)
+        await member.get(1)
+        ending = asyncio.create_task(roles.end(first))
+        draining = False
+        while not (reply := await member.stream.next()).end.code:
+            draining = draining or reply.draining
+        assert (draining or reply.draining, reply.end.code) == (True, "NOT_LEADER")
+        await ending
+    assert await leader(roles, other) == other
+    async with Writer(follower) as writer, Member(follower, credit=10) as member:
+        assert (await writer.write([b"two"], 2)).verdict == pb.WRITE_STORED
+        assert await member.get(2) == {0: (b"one", 1), 1: (b"two", 1)}
+    roles.start(first, partition=0)
+    await in_sync(roles, 2, *names)

@@ -20,7 +20,8 @@ from topic.storage import folder as folders
 from topic.storage.check import damaged_of
 from topic.storage.files import DiskFiles
 from topic.storage.lmdb_table import LmdbTable
-from topic.storage.segment import Gap
+from topic.storage.part_log import write_patch
+from topic.storage.segment import Gap, Stored
 from topic.storage.store import Store
 
 FLUSH_BYTES: Final = 16 << 20
@@ -171,6 +172,20 @@ class Machine:
             except PixiuError as failed:
                 self._on_failed(failed)
                 return
+
+    async def mend(self, part: int, blocks: Sequence[Stored]) -> bool:
+        """Write blocks of another replica in place of a gap. Returns False if they do not fit there. Raises DiskFull,
+        DiskFailed."""
+        async with self._writing:
+            store = self.store
+            log = store.logs.get(part)
+            if log is None:
+                return False
+            patch, last = log.patch(blocks), blocks[-1]
+            if not await to_its_end(asyncio.to_thread(write_patch, store.files, patch)):
+                return False
+            log.patched(patch, last.stamp.base + last.block.count)
+            return True
 
     # --- snapshots
 

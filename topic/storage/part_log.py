@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from pixiu.wire.block import STAMP_BYTES, Block, Stamp, stamped
 from topic.storage.files import Files
-from topic.storage.segment import Gap, Segment, Stored, base_of, name_of, read_segment
+from topic.storage.segment import Gap, Segment, Stored, base_of, heads_of, name_of, read_segment
 
 SEGMENT_BYTES: Final = 16 << 20
 
@@ -45,6 +45,19 @@ class Writing(NamedTuple):
     """True if the folder is to be synced."""
     end: int
     """Offset up to which everything is durable then."""
+
+
+class Patch(NamedTuple):
+    """Blocks that take the place of some that could not be read."""
+
+    folder: str
+    path: str
+    base: int
+    """Of the file; that of the first block: the file is new."""
+    low: int
+    next_place: int
+    """Place of what follows them in the file; -1: nothing does."""
+    data: bytes
 
 
 class PartLog:
@@ -85,20 +98,23 @@ class PartLog:
         at = first
         while self.segments and self.segments[-1].base > end:
             self._files.remove(self.segments.pop().path)  # the replay brings it again
-        for closed in self.segments[:-1]:
-            closed.size = self._files.size(closed.path)
+        for segment in self.segments:
+            segment.size = self._files.size(segment.path)
         if self.segments:
-            last = self.segments[-1]
+            last, size = self.segments[-1], self.segments[-1].size
             last.scan(self._files)
             at = last.end
-            if at >= end:  # else it is damaged, and is left for a repair; a new segment follows
+            if at >= end:
                 self._files.truncate(last.path, last.size)
-            self._dirty[last.path] = None
+                self._dirty[last.path] = None
+            else:  # it is damaged, and left as it is; a new segment follows
+                last.close(size, end)
+                self._rolled = True
         self._new_folder = False
         self._new_names = True  # a killed process may have made some and synced none
         self.end = max(at, end)
-        if at < end:
-            self.gaps.append(Gap(max(at, first), end))
+        if max(at, first) < end:
+            self.gaps.append(self.gap_at(max(at, first)))
         self.synced = min(self.end, end)
 
     def _path(self, base: int) -> str:
@@ -130,6 +146,27 @@ class PartLog:
     def roll(self) -> None:
         """Begin a new segment with the next block: the last one stays as it is."""
         self._rolled = bool(self.segments and self.segments[-1].size)
+
+    def patch(self, blocks: Sequence[Stored]) -> Patch:
+        """Where blocks belong that follow each other and fill a gap."""
+        low, data = blocks[0].stamp.base, b"".join(each.data for each in blocks)
+        segment = self.segment_at(low)
+        if segment is None:
+            return Patch(self.folder, self._path(low), low, low, -1, data)
+        mark = segment.next_mark(blocks[-1].stamp.base)
+        return Patch(self.folder, segment.path, segment.base, low, mark.place if mark else -1, data)
+
+    def patched(self, patch: Patch, high: int) -> None:
+        """Take over blocks that were written in place of a gap, up to an offset."""
+        if patch.base == patch.low and all(segment.base != patch.base for segment in self.segments):
+            made = Segment(patch.path, patch.base, high, len(patch.data))
+            self.segments = sorted([*self.segments, made], key=lambda segment: segment.base)
+            self._rolled = self._rolled or made is self.segments[-1]
+        else:
+            segment = self.segment_at(patch.low)
+            if segment is not None and (segment is not self.segments[-1] or self._rolled):
+                segment.close(max(segment.size, self._files.size(segment.path)), segment.end)
+        self.gaps = [gap for gap in self.gaps if not (patch.low <= gap.low and gap.high <= high)]
 
     def freeze(self) -> Writing | None:
         """Everything to be written and synced now; None: nothing. Changes nothing: `written` does when it has happened."""
@@ -271,6 +308,27 @@ def write_part(files: Files, writing: Writing) -> None:
         if run.new:
             files.create(run.path)
         files.write(run.path, run.place, b"".join(stamped(block, stamp) for stamp, block, _ in run.blocks))
+
+
+def write_patch(files: Files, patch: Patch) -> bool:
+    """Write blocks in place of a gap, durably; may be called in a thread. Returns False if they do not fit there. Raises DiskFull,
+    DiskFailed."""
+    place = 0
+    if patch.path.rpartition("/")[2] in files.names(patch.folder):
+        for stamp, _, size in heads_of(files, patch.path, patch.base):
+            if stamp.base >= patch.low:
+                break
+            place += size
+        end = place + len(patch.data)
+        if end != patch.next_place if patch.next_place >= 0 else end < files.size(patch.path):
+            return False
+    else:
+        files.make_folder(patch.folder)
+        files.create(patch.path)
+    files.write(patch.path, place, patch.data)
+    files.sync(patch.path)
+    files.sync_folder(patch.folder)
+    return True
 
 
 def sync_part(files: Files, writing: Writing) -> None:

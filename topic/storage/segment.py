@@ -75,6 +75,10 @@ class Segment:
         for stored in blocks_of(files, self.path, 0, self.base):
             self.note(stored.stamp, len(stored.data), stored.block.count)
 
+    def close(self, size: int, end: int) -> None:
+        """Treat it as a closed file, of which this is the size, and whose blocks should end with an offset."""
+        self.size, self.end, self.index, self.scanned = size, end, [], False
+
     def survey(self, files: Files) -> None:
         """Index the blocks of a closed file by their heads, unless that is done. May be called in a thread."""
         if self.scanned:

@@ -25,27 +25,31 @@ _sym_db = _symbol_database.Default()
 from pixiu.wire.v1 import topic_pb2 as pixiu_dot_wire_dot_v1_dot_topic__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!cluster/wire/v1/topic_group.proto\x12\x08pixiu.v1\x1a\x19pixiu/wire/v1/topic.proto\"+\n\nGroupEntry\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"_\n\x0bGroupAnswer\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x0e\n\x06sealed\x18\x03 \x01(\x0c\x12\'\n\x07refusal\x18\x04 \x01(\x0b\x32\x16.pixiu.v1.TopicRefusal\"1\n\x0f\x46inishedRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\r\x12\r\n\x05parts\x18\x02 \x03(\x06\"J\n\rFinishedReply\x12\x10\n\x08\x66inished\x18\x01 \x03(\x06\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x16.pixiu.v1.TopicRefusal\"\x12\n\x10GroupLoadRequest\"d\n\tGroupLoad\x12!\n\x05parts\x18\x01 \x03(\x0b\x32\x12.pixiu.v1.PartLoad\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x16.pixiu.v1.TopicRefusal\x12\x0b\n\x03\x63pu\x18\x03 \x01(\x01\"\x98\x01\n\x08PartLoad\x12\x0c\n\x04part\x18\x01 \x01(\x06\x12\x0e\n\x06sealed\x18\x02 \x01(\x08\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x04\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62ytes_per_s\x18\x06 \x01(\x01\x12\x16\n\x0emessages_per_s\x18\x07 \x01(\x01\x12\x0f\n\x07members\x18\x08 \x01(\r2\xbd\x01\n\x0bTopicGroups\x12\x35\n\x06\x41ppend\x12\x14.pixiu.v1.GroupEntry\x1a\x15.pixiu.v1.GroupAnswer\x12>\n\x08\x46inished\x12\x19.pixiu.v1.FinishedRequest\x1a\x17.pixiu.v1.FinishedReply\x12\x37\n\x04Load\x12\x1a.pixiu.v1.GroupLoadRequest\x1a\x13.pixiu.v1.GroupLoadb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!cluster/wire/v1/topic_group.proto\x12\x08pixiu.v1\x1a\x19pixiu/wire/v1/topic.proto\"8\n\rBlocksRequest\x12\x0c\n\x04part\x18\x01 \x01(\x06\x12\x0b\n\x03low\x18\x02 \x01(\x04\x12\x0c\n\x04high\x18\x03 \x01(\x04\"Z\n\x0b\x42locksReply\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x0c\x12\x12\n\nunreadable\x18\x02 \x01(\x08\x12\'\n\x07refusal\x18\x03 \x01(\x0b\x32\x16.pixiu.v1.TopicRefusal\"+\n\nGroupEntry\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"_\n\x0bGroupAnswer\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x0e\n\x06sealed\x18\x03 \x01(\x0c\x12\'\n\x07refusal\x18\x04 \x01(\x0b\x32\x16.pixiu.v1.TopicRefusal\"1\n\x0f\x46inishedRequest\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\r\x12\r\n\x05parts\x18\x02 \x03(\x06\"J\n\rFinishedReply\x12\x10\n\x08\x66inished\x18\x01 \x03(\x06\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x16.pixiu.v1.TopicRefusal\"\x12\n\x10GroupLoadRequest\"d\n\tGroupLoad\x12!\n\x05parts\x18\x01 \x03(\x0b\x32\x12.pixiu.v1.PartLoad\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x16.pixiu.v1.TopicRefusal\x12\x0b\n\x03\x63pu\x18\x03 \x01(\x01\"\x98\x01\n\x08PartLoad\x12\x0c\n\x04part\x18\x01 \x01(\x06\x12\x0e\n\x06sealed\x18\x02 \x01(\x08\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x04\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62ytes_per_s\x18\x06 \x01(\x01\x12\x16\n\x0emessages_per_s\x18\x07 \x01(\x01\x12\x0f\n\x07members\x18\x08 \x01(\r2\xf7\x01\n\x0bTopicGroups\x12\x35\n\x06\x41ppend\x12\x14.pixiu.v1.GroupEntry\x1a\x15.pixiu.v1.GroupAnswer\x12>\n\x08\x46inished\x12\x19.pixiu.v1.FinishedRequest\x1a\x17.pixiu.v1.FinishedReply\x12\x37\n\x04Load\x12\x1a.pixiu.v1.GroupLoadRequest\x1a\x13.pixiu.v1.GroupLoad\x12\x38\n\x06\x42locks\x12\x17.pixiu.v1.BlocksRequest\x1a\x15.pixiu.v1.BlocksReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cluster.wire.v1.topic_group_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GROUPENTRY']._serialized_start=74
-  _globals['_GROUPENTRY']._serialized_end=117
-  _globals['_GROUPANSWER']._serialized_start=119
-  _globals['_GROUPANSWER']._serialized_end=214
-  _globals['_FINISHEDREQUEST']._serialized_start=216
-  _globals['_FINISHEDREQUEST']._serialized_end=265
-  _globals['_FINISHEDREPLY']._serialized_start=267
-  _globals['_FINISHEDREPLY']._serialized_end=341
-  _globals['_GROUPLOADREQUEST']._serialized_start=343
-  _globals['_GROUPLOADREQUEST']._serialized_end=361
-  _globals['_GROUPLOAD']._serialized_start=363
-  _globals['_GROUPLOAD']._serialized_end=463
-  _globals['_PARTLOAD']._serialized_start=466
-  _globals['_PARTLOAD']._serialized_end=618
-  _globals['_TOPICGROUPS']._serialized_start=621
-  _globals['_TOPICGROUPS']._serialized_end=810
+  _globals['_BLOCKSREQUEST']._serialized_start=74
+  _globals['_BLOCKSREQUEST']._serialized_end=130
+  _globals['_BLOCKSREPLY']._serialized_start=132
+  _globals['_BLOCKSREPLY']._serialized_end=222
+  _globals['_GROUPENTRY']._serialized_start=224
+  _globals['_GROUPENTRY']._serialized_end=267
+  _globals['_GROUPANSWER']._serialized_start=269
+  _globals['_GROUPANSWER']._serialized_end=364
+  _globals['_FINISHEDREQUEST']._serialized_start=366
+  _globals['_FINISHEDREQUEST']._serialized_end=415
+  _globals['_FINISHEDREPLY']._serialized_start=417
+  _globals['_FINISHEDREPLY']._serialized_end=491
+  _globals['_GROUPLOADREQUEST']._serialized_start=493
+  _globals['_GROUPLOADREQUEST']._serialized_end=511
+  _globals['_GROUPLOAD']._serialized_start=513
+  _globals['_GROUPLOAD']._serialized_end=613
+  _globals['_PARTLOAD']._serialized_start=616
+  _globals['_PARTLOAD']._serialized_end=768
+  _globals['_TOPICGROUPS']._serialized_start=771
+  _globals['_TOPICGROUPS']._serialized_end=1018
 # @@protoc_insertion_point(module_scope)

@@ -20,6 +20,63 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class BlocksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PART_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    part: _builtins.int
+    """ID"""
+    low: _builtins.int
+    """offset of a block's first message"""
+    high: _builtins.int
+    def __init__(
+        self,
+        *,
+        part: _builtins.int = ...,
+        low: _builtins.int = ...,
+        high: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high", b"high", "low", b"low", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksRequest: _TypeAlias = BlocksRequest  # noqa: Y015
+
+@_typing.final
+class BlocksReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    UNREADABLE_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    blocks: _builtins.bytes
+    """stored blocks from `low` on, each behind its stamp, at most 1 MiB unless it is one"""
+    unreadable: _builtins.bool
+    """this replica cannot read the next one either"""
+    @_builtins.property
+    def refusal(self) -> _topic_pb2.TopicRefusal:
+        """it does not know"""
+
+    def __init__(
+        self,
+        *,
+        blocks: _builtins.bytes = ...,
+        unreadable: _builtins.bool = ...,
+        refusal: _topic_pb2.TopicRefusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "refusal", b"refusal", "unreadable", b"unreadable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksReply: _TypeAlias = BlocksReply  # noqa: Y015
+
+@_typing.final
 class GroupEntry(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

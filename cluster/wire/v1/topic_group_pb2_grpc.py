@@ -49,6 +49,11 @@ class TopicGroupsStub(object):
                 request_serializer=cluster_dot_wire_dot_v1_dot_topic__group__pb2.GroupLoadRequest.SerializeToString,
                 response_deserializer=cluster_dot_wire_dot_v1_dot_topic__group__pb2.GroupLoad.FromString,
                 _registered_method=True)
+        self.Blocks = channel.unary_unary(
+                '/pixiu.v1.TopicGroups/Blocks',
+                request_serializer=cluster_dot_wire_dot_v1_dot_topic__group__pb2.BlocksRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_topic__group__pb2.BlocksReply.FromString,
+                _registered_method=True)
 
 
 class TopicGroupsServicer(object):
@@ -75,6 +80,13 @@ class TopicGroupsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Blocks(self, request, context):
+        """Of any replica: blocks that another one of its group cannot read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TopicGroupsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_TopicGroupsServicer_to_server(servicer, server):
                     servicer.Load,
                     request_deserializer=cluster_dot_wire_dot_v1_dot_topic__group__pb2.GroupLoadRequest.FromString,
                     response_serializer=cluster_dot_wire_dot_v1_dot_topic__group__pb2.GroupLoad.SerializeToString,
+            ),
+            'Blocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.Blocks,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_topic__group__pb2.BlocksRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_topic__group__pb2.BlocksReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class TopicGroups(object):
             '/pixiu.v1.TopicGroups/Load',
             cluster_dot_wire_dot_v1_dot_topic__group__pb2.GroupLoadRequest.SerializeToString,
             cluster_dot_wire_dot_v1_dot_topic__group__pb2.GroupLoad.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Blocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.TopicGroups/Blocks',
+            cluster_dot_wire_dot_v1_dot_topic__group__pb2.BlocksRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_topic__group__pb2.BlocksReply.FromString,
             options,
             channel_credentials,
             insecure,

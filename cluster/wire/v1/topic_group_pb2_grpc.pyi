@@ -37,6 +37,8 @@ class TopicGroupsStub:
     """Of the leader: whether channels have finished parts and all before them. Stays true."""
     Load: _grpc.UnaryUnaryMultiCallable[_topic_group_pb2.GroupLoadRequest, _topic_group_pb2.GroupLoad]
     """Of the leader: its parts, their sizes and rates."""
+    Blocks: _grpc.UnaryUnaryMultiCallable[_topic_group_pb2.BlocksRequest, _topic_group_pb2.BlocksReply]
+    """Of any replica: blocks that another one of its group cannot read."""
 
 @_typing.type_check_only
 class TopicGroupsAsyncStub(TopicGroupsStub):
@@ -47,6 +49,8 @@ class TopicGroupsAsyncStub(TopicGroupsStub):
     """Of the leader: whether channels have finished parts and all before them. Stays true."""
     Load: _aio.UnaryUnaryMultiCallable[_topic_group_pb2.GroupLoadRequest, _topic_group_pb2.GroupLoad]  # type: ignore[assignment]
     """Of the leader: its parts, their sizes and rates."""
+    Blocks: _aio.UnaryUnaryMultiCallable[_topic_group_pb2.BlocksRequest, _topic_group_pb2.BlocksReply]  # type: ignore[assignment]
+    """Of any replica: blocks that another one of its group cannot read."""
 
 class TopicGroupsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -72,5 +76,13 @@ class TopicGroupsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_topic_group_pb2.GroupLoad, _abc.Awaitable[_topic_group_pb2.GroupLoad]]:
         """Of the leader: its parts, their sizes and rates."""
+
+    @_abc_1.abstractmethod
+    def Blocks(
+        self,
+        request: _topic_group_pb2.BlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_topic_group_pb2.BlocksReply, _abc.Awaitable[_topic_group_pb2.BlocksReply]]:
+        """Of any replica: blocks that another one of its group cannot read."""
 
 def add_TopicGroupsServicer_to_server(servicer: TopicGroupsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

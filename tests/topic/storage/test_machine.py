@@ -183,3 +183,66 @@ async def test_a_table_that_cannot_be_read_is_set_aside(source: Driven, tmp_path
     last = Driven(tmp_path / "source")
     assert last.aside
     await last.machine.close()
+
+
+async def whole_and_broken(source: Driven, tmp_path: Path) -> tuple[Driven, list[Path]]:
+    """A copy of a machine with three segments, closed; and these files of the first one."""
+    source.write(70, 4000)
+    await source.machine.snapshot(fresh(tmp_path / "one"))
+    source.write(70, 4000)
+    await source.machine.snapshot(fresh(tmp_path / "two"))
+    source.write(70, 4000)
+    await source.machine.flush()
+    await source.machine.close()
+    shutil.copytree(tmp_path / "source", tmp_path / "whole")
+    return Driven(tmp_path / "whole"), sorted((tmp_path / "source").rglob("*.seg"))
+
+
+def damage(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 255
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("broken", ["body", "stamp", "end", "missing", "last", "last block", "last missing"])
+async def test_a_gap_is_mended_with_the_blocks_of_another_replica(source: Driven, tmp_path: Path, broken: str) -> None:
+    whole, paths = await whole_and_broken(source, tmp_path)
+    assert len(paths) == 3
+    match broken:
+        case "body":
+            damage(paths[1], 100_000)
+        case "stamp":
+            place = paths[1].read_bytes().index(b"PB", 200_000) - 32
+            damage(paths[1], place)
+        case "end":
+            paths[1].write_bytes(paths[1].read_bytes()[:-50_000])
+        case "missing":
+            paths[1].unlink()
+        case "last":
+            damage(paths[2], 100_000)
+        case "last block":
+            damage(paths[2], -1)
+        case _:
+            paths[2].unlink()
+    again = Driven(tmp_path / "source")
+    gaps = [each for each in again.content()[1] if isinstance(each, Gap)]
+    assert gaps
+    log = whole.machine.store.logs[PART]
+    for gap in gaps:
+        found, at = list[Stored](), gap.low
+        while at < gap.high:
+            each = log.read(at, 1)[0]
+            assert isinstance(each, Stored)
+            found.append(each)
+            at = each.stamp.base + each.block.count
+        assert await again.machine.mend(PART, found)
+    again.write(3)
+    await again.machine.flush()
+    for _ in range(2):
+        content = again.content()[1]
+        assert content[:-3] == whole.content()[1]
+        assert again.machine.store.logs[PART].gaps == []
+        await again.machine.close()
+        again = Driven(tmp_path / "source")
+    await again.machine.close()
+    await whole.machine.close()
