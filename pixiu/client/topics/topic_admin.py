@@ -111,6 +111,11 @@ class Topics:
     def __init__(self, around: TopicContext) -> None:
         self._around = around
 
+    @property
+    def context(self) -> TopicContext:
+        """What its calls go through, for commands that show the cluster's own messages."""
+        return self._around
+
     async def create(
         self,
         name: str,
