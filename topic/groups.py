@@ -9,7 +9,7 @@ import asyncio
 import json
 import resource
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc.aio
@@ -18,6 +18,7 @@ from cluster.process.context import Context
 from cluster.wire.v1 import topic_group_pb2 as pb
 from cluster.wire.v1 import topic_group_pb2_grpc as pb_grpc
 from pixiu.discovery.node import Node
+from pixiu.discovery.topics import read_topic
 from pixiu.errors import NotServed, PixiuError
 from pixiu.rpc.channels import Channels
 from pixiu.wire.block import stamped
@@ -32,6 +33,7 @@ ASK_S: Final = 2.0
 """Time limit of a question to another group's leader."""
 MAX_BYTES: Final = 1 << 20
 """Bytes of blocks in one reply; one block may have more."""
+NOBODY: Final = -1
 MAX_ASKED: Final = 10_000
 """Parts in one question."""
 
@@ -119,24 +121,24 @@ def _cpu_s() -> float:
 
 
 class Parents:
-    """Asks the leaders of other groups whether channels have finished parents of parts here. Which group holds a parent is not
-    known here, so all are asked, in one question for each channel.
+    """Asks the leaders of other groups whether channels have finished parents of parts here. The registry says which group holds a
+    parent; one that it no longer knows was dropped, and there is nothing to wait for.
 
     Args:
         context: of the process.
-        step: takes the answers.
+        group: the replica.
     """
 
-    def __init__(self, context: Context[Any], step: Callable[[ev.Event], None]) -> None:
-        self._context, self._step = context, step
+    def __init__(self, context: Context[Any], group: Group) -> None:
+        self._context, self._group = context, group
         self._channels = Channels("topic", own=context.tls)
         self._asked: dict[int, set[int]] = {}
-        """Channel → parents, of the next question."""
+        """Parent → channels, of the next question."""
         self._asking: asyncio.Task[None] | None = None
 
     def ask(self, effect: ev.AskParent) -> None:
         """Ask soon, together with everything else of this turn."""
-        self._asked.setdefault(effect.channel, set()).add(effect.part)
+        self._asked.setdefault(effect.part, set()).add(effect.channel)
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_all())
 
@@ -150,22 +152,48 @@ class Parents:
     async def _ask_all(self) -> None:
         await asyncio.sleep(0)
         asked, self._asked = self._asked, {}
-        nodes = self._others()
-        await asyncio.gather(*(self._ask(node, channel, parts) for node in nodes for channel, parts in asked.items()))
+        questions: dict[tuple[int, int], list[int]] = {}
+        for topic in sorted({en.topic_of(part) for part in asked}):
+            held = await self._held(topic)
+            for part, channels in asked.items():
+                if held is None or en.topic_of(part) != topic:
+                    continue
+                group = held.get(part, NOBODY)
+                for channel in sorted(channels):
+                    if group == NOBODY:
+                        self._group.step(ev.ParentFinished(channel, part))
+                    else:
+                        questions.setdefault((group, channel), []).append(part)
+        view = self._context.view
+        await asyncio.gather(
+            *(
+                self._ask(node, channel, parts[:MAX_ASKED])
+                for (group, channel), parts in questions.items()
+                for node in view.replicas("topic", group)
+            )
+        )
 
-    def _others(self) -> list[Node]:
-        """Replicas of other groups: the leaders among them answer."""
-        own = self._context.options.partition
-        return [node for node in self._context.view.running("topic") if node.partition != own]
+    async def _held(self, topic: int) -> dict[int, int] | None:
+        """ID of each part of a topic → its group; None: it cannot be known now."""
+        settings = self._group.store.state.topics.get(topic)
+        if settings is None:
+            return None
+        try:
+            found = await read_topic(self._context.zookeeper, self._context.root, settings.name)
+        except PixiuError:
+            return None
+        if found is None or found[0].topic != topic:
+            return None
+        return {en.part_id(topic, part.number): part.group for part in found[0].parts}
 
-    async def _ask(self, node: Node, channel: int, parts: Iterable[int]) -> None:
-        request = pb.FinishedRequest(channel=channel, parts=sorted(parts)[:MAX_ASKED])
+    async def _ask(self, node: Node, channel: int, parts: Sequence[int]) -> None:
         connection = self._channels.acquire(node.address)
         try:
+            request = pb.FinishedRequest(channel=channel, parts=parts)
             reply = await pb_grpc.TopicGroupsStub(connection).Finished(request, timeout=ASK_S)
         except grpc.aio.AioRpcError:
             return  # the core asks again
         finally:
             await self._channels.release(connection)
         for part in reply.finished:
-            self._step(ev.ParentFinished(channel, part))
+            self._group.step(ev.ParentFinished(channel, part))

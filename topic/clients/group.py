@@ -17,11 +17,6 @@ from topic.state.state import State
 from topic.storage.reader import Reader
 from topic.storage.store import Store
 
-PRODUCE = "produce"
-CONSUME = "consume"
-CHANNEL = "channel"
-"""Actions of the rules; their target is the topic's name."""
-
 
 class Group(Protocol):
     """One replica of a group."""

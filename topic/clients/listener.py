@@ -12,13 +12,14 @@ import grpc.aio
 
 from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.access.logins import enter
+from cluster.access.rules import CHANNEL, CONSUME, PRODUCE
 from cluster.trust.audit import Audit
 from pixiu.errors import InvalidArgument, NotLeader, PixiuError
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.v1 import topic_pb2 as pb
 from pixiu.wire.v1 import topic_pb2_grpc as pb_grpc
 from topic.clients.channels import Channels
-from topic.clients.group import CHANNEL, CONSUME, PRODUCE, Group, refusal_of, require
+from topic.clients.group import Group, refusal_of, require
 from topic.clients.members import Members, MemberStream
 from topic.clients.reads import Reads, positions
 from topic.clients.writes import Writes, WriteStream

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from cluster.access.login_guard import LoginSession
+from cluster.access.rules import CONSUME
 from cluster.core.turn import Turn
 from cluster.rpc.served import ServedStream, ServedStreams
 from pixiu.errors import InvalidArgument, NotLeader, PixiuError, Unavailable
@@ -23,7 +24,7 @@ from pixiu.rpc.duplex import Served
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic import events as ev
 from topic.clients.deliveries import delivery
-from topic.clients.group import CONSUME, Group, refusal_of, require
+from topic.clients.group import Group, refusal_of, require
 from topic.entries import number_of, part_id
 
 MAX_NAME_BYTES: Final = 128

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from cluster.access.login_guard import LoginSession
+from cluster.access.rules import PRODUCE
 from cluster.core.turn import Turn
 from cluster.rpc.served import ServedStream, ServedStreams
 from pixiu.errors import InvalidArgument, PixiuError, RecordTooLarge, Refusal, Unavailable
@@ -20,7 +21,7 @@ from pixiu.wire.block import HEAD_BYTES, MAX_BLOCK_BYTES, U32
 from pixiu.wire.levels import Level
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic import events as ev
-from topic.clients.group import PRODUCE, Group, refusal_of, require
+from topic.clients.group import Group, refusal_of, require
 
 MAX_CLIENT_BYTES: Final = 128
 MAX_WRITERS: Final = 10_000
