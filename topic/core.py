@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from cluster.core.contract import NEVER, EndOfTurn, EventTable, Tick
@@ -21,26 +21,29 @@ from cluster.replication.core.events import Accepted, Persisted
 from cluster.replication.core.refusals import not_leader
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pixiu.errors import InvalidArgument, MalformedData, NotServed, OutcomeUnknown, Overloaded, PixiuError, Refusal
-from pixiu.wire.block import Block
+from pixiu.wire.block import Block, Stamp
+from pixiu.wire.filters import Filter
 from pixiu.wire.levels import Level, Triple
 from topic import entries as en
 from topic import events as ev
-from topic.dispatch.members import Dispatcher, Member
+from topic.dispatch.channels import Channels
+from topic.dispatch.dispatcher import Dispatcher
+from topic.dispatch.flights import Pending
 from topic.entries import Settlement
 from topic.state.parts import Appended, Verdict
-from topic.state.state import State
+from topic.state.state import Done, State
 from topic.writes import Writes
 
 MAX_WAITING_BYTES: Final = 64 << 20
 """Limit of blocks that wait for their commit. Policy: more are refused with OVERLOADED."""
-MAX_MEMBERS: Final = 10_000
-"""Members of all channels on a leader. Policy: one more is refused with OVERLOADED."""
-MAX_CREDIT: Final = 10_000
-"""Messages that a member may have. Policy: more is cut to this."""
 BEGIN_AGAIN_S: Final = 0.1
 """Delay of the next BEGIN after one that was refused, since other replicas had not reported their time yet, say."""
 ASK_AGAIN_S: Final = 1.0
 """Interval at which the leaders of parents are asked again."""
+ENDING: Final = frozenset({en.SEAL, en.TOPIC, en.DROP})
+"""Entries after which parts may take no blocks."""
+LEASE_AGAIN_S: Final = 0.05
+"""Delay of the next look at the lease while something is ready and this replica may not deliver."""
 
 
 class Parts(Protocol):
@@ -49,8 +52,11 @@ class Parts(Protocol):
     def may_deliver(self) -> bool:
         """True while this replica holds its lease: no other one leads."""
 
-    def slots(self, part: int, low: int, high: int) -> Sequence[int]:
-        """The slots of the messages [low, high) of a part, or of the first of them."""
+    def blocks(self, part: int, low: int, high: int) -> Sequence[tuple[Stamp, Block]]:
+        """The blocks that hold the messages [low, high) of a part, or the first of them; none if the first cannot be read.
+
+        Asked for ordered channels; for others only if the part has messages with a tag, a mark, a delay or an expiry, or the
+        channel a filter."""
 
 
 @dataclass(slots=True)
@@ -87,7 +93,11 @@ class _Report:
 
     member: int
     request: int
-    settlement: Settlement
+    pending: Pending
+
+    @property
+    def settlement(self) -> Settlement:
+        return self.pending.settlement
 
 
 @dataclass(slots=True)
@@ -125,12 +135,14 @@ class Core:
         self._ask_at = NEVER
         self._writes = Writes(state)
         self._waiting_bytes = 0
-        self._channels: dict[int, Dispatcher] = {}
-        self._shape = -1
-        """`State.shape` that they follow."""
-        self._members: dict[int, ev.Joined] = {}
-        """Those that have joined; before this leader delivers they wait."""
-        self._channel_of_member: dict[int, int] = {}
+        self._channels = Channels(state, self.dispatcher)
+        self._clock_at = 0, 0.0
+        """The log's clock, and the same moment, monotonic seconds."""
+        self._now = 0.0
+        """Of the last step."""
+        self._lease_at = NEVER
+        self._grown: dict[int, None] = {}
+        """Parts that have more messages."""
         self._turn: list[tuple[_Work, tuple[int, bytes]]] = []
         self._token = 0
         self._proposed: dict[int, list[_Work]] = {}
@@ -158,34 +170,32 @@ class Core:
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Handle one event; `now` is monotonic seconds. Returns effects, in order."""
+        self._now = now
         return self._events.step(event, now)
 
     def next_deadline(self) -> float:
         """Time at which a BEGIN, a question or a message is due, monotonic seconds."""
         if not self.epoch:
             return NEVER
-        deadlines = [each.next_deadline() for each in self._channels.values()] if self.delivers else []
-        return min((self._begin_at, self._ask_at, *deadlines))
+        return min(self._begin_at, self._ask_at, self._lease_at, self._channels.next_deadline())
+
+    def clock(self, now: float) -> int:
+        """The log's clock at a time, Unix µs, as far as its entries tell."""
+        clock_us, at = self._clock_at
+        return clock_us + int((now - at) * 1_000_000)
 
     def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
         """The dispatcher of a channel."""
-        return Dispatcher(settings, self._state, self._parts.slots)
+        return Dispatcher(settings, self._state, self._parts.blocks, self.clock)
 
     def finished(self, channel: int, part: int) -> bool:
-        """The answer to another leader's `AskParent`: True if a channel has finished a part and all before it. Stays true."""
-        found = self._channels.get(channel)
-        if not self.delivers or found is None:
-            return False
-        found.missing_parents()  # it may have finished some since it last looked
-        return found.finished(part)
+        """The answer to another leader's `AskParent`: True if a channel has finished a part and all before it. Stays true, unless
+        the channel is moved by a SEEK."""
+        return self._channels.finished(channel, part, self._now)
 
     def describe(self, channel: int) -> list[ev.ChannelView]:
         """A channel in each part that is here, by number. Of members only a leader knows."""
-        settings = self._state.channels.get(channel)
-        if settings is None:
-            return []
-        dispatcher = self._channels.get(channel) or self.dispatcher(settings)
-        return [dispatcher.describe(part) for part in self._state.parts_of(settings.topic)]
+        return self._channels.describe(channel)
 
     # --- writers
 
@@ -248,21 +258,23 @@ class Core:
                 raise not_leader(self._leader)
             en.check(event.kind, event.payload)
             if event.kind == en.SEEK:
-                self._check_seek(event)
+                self._check_seek(event, now)
+            elif event.kind == en.CHANNEL and (text := en.ChannelSettings.decode(event.payload).filter):
+                Filter(text)
         except PixiuError as problem:
             out.append(ev.Reply(event.request, refusal=Refusal.of(problem)))
             return
-        if event.kind in (en.SEAL, en.TOPIC, en.DROP):
-            self._writes.uncertain()
+        if event.kind in ENDING:
+            self._writes.ending(1)
         self._turn.append((_Request(event.request, event.kind, event.payload), (event.kind, event.payload)))
 
-    def _check_seek(self, event: ev.Requested) -> None:
+    def _check_seek(self, event: ev.Requested, now: float) -> None:
         """What members have counts no longer from now on: their reports come after the seek. Raises InvalidArgument."""
         number, part, _ = en.decode_seek(event.payload)
-        channel = self._channels.get(number)
+        channel = self._channels.made(number, now)
         if channel is None:
             return
-        if channel.members and not event.force:
+        if len(channel.members) and not event.force:
             raise InvalidArgument(
                 f"the channel {channel.settings.name} has {len(channel.members)} members here; end them, or force the seek"
             )
@@ -271,87 +283,46 @@ class Core:
     # --- members
 
     def _on_joined(self, event: ev.Joined, now: float, out: list[ev.Effect]) -> None:
-        try:
-            if not self.epoch:
-                raise not_leader(self._leader)
-            if len(self._members) >= MAX_MEMBERS:
-                raise Overloaded(f"{MAX_MEMBERS} members are at this leader; end some, or try again later", 1000)
-            self._members[event.member] = event
-            if self.delivers:
-                self._look(now, out)
-                self._take_member(event, out)
-        except PixiuError as problem:
-            self._end_member(event.member, Refusal.of(problem), out)
-
-    def _end_member(self, member: int, refusal: Refusal, out: list[ev.Effect]) -> None:
-        self._members.pop(member, None)
-        self._channel_of_member.pop(member, None)
-        out.append(ev.MemberEnded(member, refusal))
-
-    def _take_member(self, event: ev.Joined, out: list[ev.Effect]) -> None:
-        """Raises NotServed, InvalidArgument."""
-        topic = self._state.topic_named(event.topic)
-        if topic is None:
-            raise NotServed(f"this group holds nothing of a topic {event.topic}; ask a proxy where it is")
-        if topic.deleted:
-            raise NotServed(f"the topic {event.topic} is deleted; restore it, or use another one")
-        found = self._state.channel_named(topic.topic, event.channel)
-        if found is None:
-            raise NotServed(f"the topic {event.topic} has no channel {event.channel}; make it first")
-        if event.filter and event.filter != found.filter:
-            raise InvalidArgument(
-                f"the channel {event.channel} has the filter {found.filter or 'none'}, the member asks for {event.filter}"
-            )
-        channel = self._channels[found.channel]
-        channel.members[event.member] = Member(min(event.credit, MAX_CREDIT), name=event.name, tag=event.tag)
-        self._channel_of_member[event.member] = found.channel
-        finished = channel.finished_parts()
-        if finished:
-            out.append(ev.PartsFinished(event.member, finished))
+        if self.epoch:
+            self._channels.join(event, now, out)
+        else:
+            out.append(ev.MemberEnded(event.member, Refusal.of(not_leader(self._leader))))
 
     def _on_credited(self, event: ev.Credited, now: float, out: list[ev.Effect]) -> None:
-        joined, channel = self._members.get(event.member), self._channel_of(event.member)
-        if joined is not None:
-            self._members[event.member] = replace(joined, credit=event.credit)
-        if channel is not None:
-            channel.members[event.member].credit = min(event.credit, MAX_CREDIT)
+        self._channels.credit(event.member, event.credit)
 
     def _on_reported(self, event: ev.Reported, now: float, out: list[ev.Effect]) -> None:
-        channel = self._channel_of(event.member)
+        channel = self._channels.of_member(event.member)
         if channel is None:
-            problem = (
-                NotServed("this leader does not know the member; join the channel") if self.epoch else not_leader(self._leader)
-            )
-            out.append(ev.ReportReply(event.member, event.request, event.part, refusal=Refusal.of(problem)))
+            problem = NotServed("this leader does not know the member; join the channel")
+            refusal = Refusal.of(problem if self.epoch else not_leader(self._leader))
+            out.append(ev.ReportReply(event.member, event.request, event.part, refusal=refusal))
             return
-        settlement = channel.report(event.member, event.part, event.acknowledged, event.refused)
-        if settlement is None:
+        pending = channel.report(event.member, event.part, event.acknowledged, event.refused)
+        if pending is None:
             out.append(ev.ReportReply(event.member, event.request, event.part))
         else:
-            self._settle(_Report(event.member, event.request, settlement))
+            self._settle(_Report(event.member, event.request, pending))
+            self._channels.wake(channel.settings.channel)
 
     def _on_touched(self, event: ev.Touched, now: float, out: list[ev.Effect]) -> None:
-        channel = self._channel_of(event.member)
+        channel = self._channels.of_member(event.member)
         if channel is not None:
             channel.touch(event.member, event.part, event.offsets, now)
 
     def _on_left(self, event: ev.Left, now: float, out: list[ev.Effect]) -> None:
-        channel = self._channel_of(event.member)
-        self._members.pop(event.member, None)
-        self._channel_of_member.pop(event.member, None)
-        for settlement in channel.leave(event.member) if channel else ():
-            self._settle(_Report(event.member, -1, settlement))
+        self._settle_all(self._channels.leave(event.member))
 
-    def _channel_of(self, member: int) -> Dispatcher | None:
-        return self._channels.get(self._channel_of_member.get(member, -1))
+    def _settle_all(self, found: Iterable[Pending]) -> None:
+        for pending in found:
+            self._settle(_Report(-1, -1, pending))
 
     def _settle(self, report: _Report) -> None:
         self.counters.settlements += 1
         self._turn.append((report, (en.SETTLE, report.settlement.encode())))
 
     def _on_parent_finished(self, event: ev.ParentFinished, now: float, out: list[ev.Effect]) -> None:
-        if event.channel in self._channels:
-            self._channels[event.channel].parent_finished(event.part)
+        self._channels.parent_finished(event.channel, event.part)
 
     # --- the log
 
@@ -396,11 +367,12 @@ class Core:
                 case _Report():
                     channel = self._channels.get(work.settlement.channel)
                     if channel is not None:
-                        channel.refused(work.settlement)
+                        channel.refused(work.pending, now)
+                        self._channels.wake(work.settlement.channel)
                     if work.request >= 0:
                         out.append(_not_reported(work, refusal))
                 case _Request():
-                    self._request_ended(work, False, None, refusal, now, out)
+                    self._request_refused(work, refusal, now, out)
 
     def _on_committed(self, event: Committed, now: float, out: list[ev.Effect]) -> None:
         """Entries are applied; those of other leaders wait for nobody here."""
@@ -409,16 +381,23 @@ class Core:
         while logged and logged[0][0] <= self._committed:
             counter, work = logged.popleft()
             answer = event.values[counter - event.first]
-            self._applied(work, answer, event.copies, now, out)
-        self._look(now, out)
+            self._applied(work, answer, counter, event.copies, now, out)
+        self._clock_at = self._state.clock_us, now
+        if self.delivers:
+            self._channels.look(now, out)
+        for part in self._grown:
+            self._channels.grew(part)
+        self._grown.clear()
 
-    def _applied(self, work: _Work, answer: object, copies: int, now: float, out: list[ev.Effect]) -> None:
+    def _applied(self, work: _Work, answer: object, counter: int, copies: int, now: float, out: list[ev.Effect]) -> None:
         few = None if copies else Refusal.of(OutcomeUnknown("it is on fewer disks than min_in_sync asks for; send it again"))
         match work:
             case _Write():
                 assert isinstance(answer, Appended)
                 self._waiting_bytes -= work.size
                 self._writes.applied(work.block, answer)
+                if answer.verdict is Verdict.STORED:
+                    self._grown[en.part_id(work.block.topic, work.block.part)] = None
                 if few is None or work.answered:
                     self._answer_write(work, answer, out)
                 else:
@@ -426,73 +405,58 @@ class Core:
                     out.append(self._refusal(work.stream, work.request, few))
                 work.answered = True
             case _Report():
-                channel = self._channels.get(work.settlement.channel)
+                number, part = work.settlement.channel, self._state.parts.get(work.settlement.part)
+                channel = self._channels.get(number)
                 if channel is not None:
-                    channel.committed(work.settlement, now)
+                    channel.committed(work.pending, now)
+                    self._channels.wake(number)
                 if work.request >= 0:
                     out.append(_reported(work) if few is None else _not_reported(work, few))
-                part, number = self._state.parts.get(work.settlement.part), work.settlement.channel
                 if channel is not None and part is not None and part.sealed:
-                    self._tell_finished(number, part.part, out)
+                    self._channels.check_finished(number, part.part, out)
             case _Request():
-                self._request_ended(work, True, answer if few is None else None, few, now, out)
+                if work.request >= 0:
+                    out.append(ev.Reply(work.request, answer if few is None else None, few))
+                self._request_applied(work, answer, counter, now, out)
 
-    def _tell_finished(self, channel: int, part: int, out: list[ev.Effect]) -> None:
-        found = self._channels[channel]
-        if found.finished(part):
-            out += [ev.PartsFinished(member, [part]) for member in found.members]
-
-    def _request_ended(
-        self, work: _Request, applied: bool, answer: object, refusal: Refusal | None, now: float, out: list[ev.Effect]
-    ) -> None:
-        if work.request >= 0:
-            out.append(ev.Reply(work.request, answer, refusal))
-        if work.kind == en.BEGIN:
-            if applied:
+    def _request_applied(self, work: _Request, answer: object, counter: int, now: float, out: list[ev.Effect]) -> None:
+        payload, channels = work.payload, self._channels
+        match work.kind:
+            case en.BEGIN:
                 self.delivers = True
-            else:
-                self._begin_at = now + BEGIN_AGAIN_S
+            case en.SEEK:
+                self._seek_ended(payload, now)
+            case en.RESEND:
+                number, part, _ = en.decode_resend(payload)
+                channel = channels.get(number)
+                if channel is not None and isinstance(answer, Done):
+                    channel.resent(part, answer.offsets, counter, now)
+                    channels.wake(number)
+            case en.SEAL:
+                channels.sealed(en.decode_seal(payload)[0], out)
+            case en.TRIM | en.LOST:
+                part = (en.decode_trim if work.kind == en.TRIM else en.decode_lost)(payload)[0]
+                channels.grew(part)
+                channels.sealed(part, out)
+        if work.kind in ENDING:
+            self._writes.ending(-1)
+
+    def _request_refused(self, work: _Request, refusal: Refusal, now: float, out: list[ev.Effect]) -> None:
+        if work.request >= 0:
+            out.append(ev.Reply(work.request, refusal=refusal))
+        if work.kind == en.BEGIN:
+            self._begin_at = now + BEGIN_AGAIN_S
         elif work.kind == en.SEEK:
-            number, part, _ = en.decode_seek(work.payload)
-            if number in self._channels:
-                self._channels[number].resume(part, now)
-        elif work.kind == en.RESEND:
-            number, part, _ = en.decode_resend(work.payload)
-            if number in self._channels:
-                self._channels[number].resent(part, now)
-        elif work.kind == en.SEAL:
-            part, _ = en.decode_seal(work.payload)
-            for number in self._channels:
-                self._tell_finished(number, part, out)
+            self._seek_ended(work.payload, now)
+        elif work.kind in ENDING:
+            self._writes.ending(-1)
 
-    def _look(self, now: float, out: list[ev.Effect]) -> None:
-        """Take up channels and parts that the state has from now on, and drop those that it no longer has."""
-        state = self._state
-        if not self.delivers or self._shape == state.shape:
-            return
-        first, self._shape = self._shape < 0, state.shape
-        for number in [number for number in self._channels if number not in state.channels]:
-            self._drop_channel(number, NotServed("the channel was removed"), out)
-        for number, settings in state.channels.items():
-            topic = state.topics[settings.topic]
-            if topic.deleted:
-                if number in self._channels:
-                    self._drop_channel(number, NotServed(f"the topic {topic.name} is deleted; restore it, or use another one"), out)
-                continue
-            if number not in self._channels:
-                self._channels[number] = self.dispatcher(settings)
-            dispatcher = self._channels[number]
-            dispatcher.settings = settings
-            dispatcher.look(now)
-        for member in list(self._members.values()) if first else ():
-            try:
-                self._take_member(member, out)
-            except PixiuError as problem:
-                self._end_member(member.member, Refusal.of(problem), out)
-
-    def _drop_channel(self, number: int, why: PixiuError, out: list[ev.Effect]) -> None:
-        for member in self._channels.pop(number).members:
-            self._end_member(member, Refusal.of(why), out)
+    def _seek_ended(self, payload: bytes, now: float) -> None:
+        number, part, _ = en.decode_seek(payload)
+        channel = self._channels.get(number)
+        if channel is not None:
+            channel.resume(part, now)
+            self._channels.wake(number)
 
     def _on_leader(self, event: LeaderChanged, now: float, out: list[ev.Effect]) -> None:
         self.epoch, self._leader, self.delivers = event.epoch, event.address, False
@@ -504,10 +468,10 @@ class Core:
         self._to_persist.clear()
         self.counters.outcomes_unknown += len(under_way)
         self._give_up(under_way, unknown, now, out)
-        for member in list(self._members):
-            self._end_member(member, Refusal.of(not_leader(self._leader)), out)
+        self._channels.stop(not_leader(self._leader), out)
         self._writes.clear()
-        self._channels, self._shape = {}, -1
+        self._grown.clear()
+        self._lease_at = NEVER
         self._begin_at, self._ask_at = (now, now) if self.epoch else (NEVER, NEVER)
 
     # --- time
@@ -516,23 +480,25 @@ class Core:
         if now >= self._begin_at and self.epoch:
             self._begin_at = NEVER
             self._turn.append((_Request(-1), (en.BEGIN, b"")))
-        for channel in self._channels.values():
-            for settlement in channel.time_out(now):
-                self.counters.timed_out += 1
-                self._settle(_Report(-1, -1, settlement))
+        overdue = self._channels.tick(now)
+        self.counters.timed_out += sum(bool(pending.taken) for pending in overdue)
+        self._settle_all(overdue)
         if now >= self._ask_at and self.epoch:
             self._ask_at = now + ASK_AGAIN_S
-            out += [
-                ev.AskParent(number, part) for number, each in self._channels.items() for part in sorted(each.missing_parents())
-            ]
+            out += self._channels.questions()
         self._on_end_of_turn(EndOfTurn(), now, out)
 
     def _pump(self, now: float, out: list[ev.Effect]) -> None:
-        if not self.delivers or not self._parts.may_deliver():
+        self._lease_at = NEVER
+        if not self.delivers or not self._channels.is_awake:
+            return
+        if not self._parts.may_deliver():
+            self._lease_at = now + LEASE_AGAIN_S
             return
         found = list[ev.Deliver]()
-        for channel in self._channels.values():
-            channel.pump(now, found)
+        self._settle_all(self._channels.pump(now, found))
+        if self._channels.is_awake:
+            self._lease_at = now  # there is more to look at
         for each in found:
             for low, high, attempts in each.runs:
                 self.counters.delivered += high - low

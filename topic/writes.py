@@ -6,9 +6,9 @@ Source: docs/topics.md, "Writing".
 from __future__ import annotations
 
 from pixiu.errors import MalformedData
-from pixiu.wire.block import Block, parse
+from pixiu.wire.block import MAX_OFFSET, Block, parse
 from topic.entries import part_id
-from topic.state.parts import Appended, Verdict
+from topic.state.parts import MAX_WRITERS, Appended, Verdict
 from topic.state.state import State
 
 
@@ -26,13 +26,17 @@ class Writes:
         self._state = state
         self._ahead: dict[tuple[int, int], int] = {}
         """(part, writer) → last position in the log, while that is more than the state has."""
+        self._ending = 0
+        """Entries on their way that may end parts: what becomes of a block is then not certain."""
 
     def clear(self) -> None:
         """The leader has changed."""
         self._ahead.clear()
+        self._ending = 0
 
-    def uncertain(self) -> None:
-        """An entry is on its way into the log that may end parts: until it is applied, what becomes of blocks is not certain."""
+    def ending(self, more: int) -> None:
+        """An entry that may end parts is on its way, 1, or no longer, -1."""
+        self._ending += more
 
     def check(self, data: bytes) -> tuple[Block, Appended | None, bool]:
         """Check a block, and whether it may go into the log; an outcome: it may not, for that reason. True: it will be stored, if
@@ -48,7 +52,9 @@ class Writes:
         position = known.position if known else 0
         if ahead is not None and block.first > max(ahead, position) + 1:
             return block, Appended(Verdict.HOLE, position), False
-        return block, None, False
+        open_ = not (self._ending or part.sealed or part.deleted) and part.end + block.count <= MAX_OFFSET // 2
+        follows = block.first == max(ahead or 0, position) + 1
+        return block, None, open_ and follows and (known is not None or len(part.writers) + len(self._ahead) < MAX_WRITERS)
 
     def proposed(self, block: Block) -> None:
         """A block is on its way into the log."""

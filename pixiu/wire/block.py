@@ -25,6 +25,7 @@ Source: docs/topics.md, "Blocks".
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -39,6 +40,9 @@ COVERED_FROM: Final = 12
 """Offset from which the CRC covers the block."""
 INDEX: Final = struct.Struct("<IHBB")
 INDEX_BYTES: Final = 8
+FLAGS_AT: Final = HEAD_BYTES + 6
+SPARE_AT: Final = HEAD_BYTES + 7
+"""Places of these fields of the first message; those of the others follow every `INDEX_BYTES`."""
 STAMP: Final = struct.Struct("<IIQQQ")
 STAMP_BYTES: Final = 32
 MAX_BLOCK_BYTES: Final = 1 << 20
@@ -55,6 +59,7 @@ HEADER: Final = struct.Struct("<BH")
 assert HEAD.size == HEAD_BYTES
 assert INDEX.size == INDEX_BYTES
 assert STAMP.size == STAMP_BYTES
+assert sys.byteorder == "little", "columns of the index are read in place"
 
 
 class Flag:
@@ -211,15 +216,57 @@ class Block:
         """(end, slot, flags, 0) of each message."""
         return INDEX.iter_unpack(memoryview(self.data)[HEAD_BYTES : self._at])
 
+    def ends(self) -> list[int]:
+        """The end of each message, counted from the end of the index."""
+        return memoryview(self.data)[HEAD_BYTES : self._at].cast("I")[::2].tolist()
+
     def slots(self) -> list[int]:
         """The slot of each message."""
-        return [slot for _, slot, _, _ in self.index()]
+        return memoryview(self.data)[HEAD_BYTES : self._at].cast("H")[2::4].tolist()
+
+    def all_flags(self) -> bytes:
+        """The flags of each message."""
+        return self.data[FLAGS_AT : self._at : INDEX_BYTES]
 
     def bounds(self, number: int) -> tuple[int, int]:
         """Begin and end of a message in `data`."""
         at = HEAD_BYTES + INDEX_BYTES * number
         begin = int(U32.unpack_from(self.data, at - INDEX_BYTES)[0]) if number else 0
         return self._at + begin, self._at + int(U32.unpack_from(self.data, at)[0])
+
+    def headers(self, number: int) -> list[tuple[bytes, bytes]]:
+        """Names and values of a message's headers, nothing else decoded."""
+        data, (at, _), flags = self.data, self.bounds(number), self.data[FLAGS_AT + INDEX_BYTES * number]
+        found = list[tuple[bytes, bytes]]()
+        if flags & Flag.HEADERS:
+            at += (8 if flags & Flag.EVENT_TIME else 0) + (8 if flags & Flag.DELIVER_AT else 0) + (4 if flags & Flag.EXPIRES else 0)
+            if flags & Flag.TAG:
+                at += 1 + data[at]
+            if flags & Flag.KEY:
+                at += 2 + (data[at] | data[at + 1] << 8)
+            left, at = data[at], at + 1
+            for _ in range(left):
+                name, value = HEADER.unpack_from(data, at)
+                at += HEADER.size + name
+                found.append((data[at - name : at], data[at : at + value]))
+                at += value
+        return found
+
+    def handling(self, number: int) -> tuple[int | None, int | None, str | None]:
+        """Time from which a message may be delivered, Unix µs, seconds until it expires, and its tag; nothing else decoded."""
+        data, (at, _), flags = self.data, self.bounds(number), self.data[FLAGS_AT + INDEX_BYTES * number]
+        deliver_at = expires = tag = None
+        if flags & Flag.EVENT_TIME:
+            at += 8
+        if flags & Flag.DELIVER_AT:
+            deliver_at = int(U64.unpack_from(data, at)[0])
+            at += 8
+        if flags & Flag.EXPIRES:
+            expires = int(U32.unpack_from(data, at)[0])
+            at += 4
+        if flags & Flag.TAG:
+            tag = data[at + 1 : at + 1 + data[at]].decode()
+        return deliver_at, expires, tag
 
     def message(self, number: int) -> Message:
         """Decode one message."""
@@ -273,18 +320,22 @@ def parse(data: bytes) -> Block:
         raise MalformedData("the block's CRC is wrong: it was damaged on the way")
     if not count or HEAD_BYTES + INDEX_BYTES * count > size or not 1 <= first <= MAX_POSITION - count:
         raise MalformedData(f"the block has no {count} messages from position {first} on")
+    start = HEAD_BYTES + INDEX_BYTES * count
     block = Block(data, head)
-    start = at = HEAD_BYTES + INDEX_BYTES * count
+    ends, flags = block.ends(), block.all_flags()
+    if ends[-1] != size - start or ends != sorted(ends) or data[SPARE_AT:start:INDEX_BYTES].count(0) != count:
+        raise MalformedData("the block's index does not fit its messages")
     found = 0
-    for end, _, flags, spare in block.index():
-        if start + end < at or start + end > size or spare:
-            raise MalformedData("the block's index does not fit its messages")
-        if flags & ~Flag.LOAD_TEST and not fits(data, flags, at, start + end):
-            raise MalformedData("a message's fields do not fit in it")
-        found |= flags
-        at = start + end
-    if at != size or found != joined or found & ~ALL_FLAGS:
+    for each in set(flags):
+        found |= each
+    if found != joined or found & ~ALL_FLAGS:
         raise MalformedData("the block's index does not fit its head")
+    if found & ~Flag.LOAD_TEST:
+        at = start
+        for each, end in zip(flags, ends, strict=True):
+            if each & ~Flag.LOAD_TEST and not fits(data, each, at, start + end):
+                raise MalformedData("a message's fields do not fit in it")
+            at = start + end
     return block
 
 

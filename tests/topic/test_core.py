@@ -11,6 +11,7 @@ from cluster.core.contract import END_OF_TURN, NEVER, TICK
 from cluster.replication.core.events import Accepted
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pixiu.errors import Overloaded, Refusal
+from pixiu.wire.block import Block, Stamp
 from pixiu.wire.levels import Triple
 from tests.topic.builders import CHANNEL, PART, Log, written
 from topic import core as topic_core
@@ -37,8 +38,8 @@ class Leader:
     def may_deliver(self) -> bool:
         return self.may_read
 
-    def slots(self, part: int, low: int, high: int) -> Sequence[int]:
-        return self.log.store.slots(part, low, high)
+    def blocks(self, part: int, low: int, high: int) -> Sequence[tuple[Stamp, Block]]:
+        return self.log.store.blocks(part, low, high)
 
     def step(self, *events: ev.Event) -> list[ev.Effect]:
         """Events of one turn. Returns what is not a proposal."""

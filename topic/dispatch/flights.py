@@ -1,37 +1,53 @@
 """Messages of one channel and part that are with members: who has them, until when, and what is being settled. Pure.
 
-    ready ──give──▶ in flight ──acknowledge, refuse, time out, leave──▶ settling ──committed──▶ done, or it comes again
-                        ▲                                                  └──refused──▶ in flight
+    ready ──give──▶ with a member ──acknowledge, refuse, time out, leave──▶ pending ──committed──▶ done, or it comes again
+                        ▲                                                      └──refused──▶ with the member
 
 A settlement counts only when its entry is committed. Until then the message is neither given to anybody nor done, so that a leader
-that loses its office in between has promised nothing.
+that loses its office in between has promised nothing. Messages that follow each other are one range, whoever reports them singly.
 
 Source: docs/topics.md, "Channels".
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from cluster.core.contract import NEVER
 from topic.entries import Dead, Deferred, Reason, Settlement
+from topic.events import Run
 
 MAX_DELAY_S: Final = 365 * 24 * 3600.0
 """Longest delay of a refused message, seconds. Policy: a longer one is cut."""
+MAX_SETTLED: Final = 8192
+"""Messages that one entry gives up after a time-out or a departure. Policy: the rest are in the next entries."""
+SLACK: Final = 64
+"""Deadlines beyond those of what members have that are kept. Policy: then those that no longer count are removed."""
 
 
-@dataclass(slots=True)
-class Flight:
-    """A message that a member has."""
+class Flight(NamedTuple):
+    """Messages [low, high) that a member has."""
 
-    member: int
+    low: int
+    high: int
     attempts: int
-    """Deliveries, this one included."""
+    """Deliveries of each, this one included."""
     until: float
     """Deadline, monotonic seconds."""
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A settlement on its way into the log, with what it takes from members."""
+
+    settlement: Settlement
+    flights: Flights
+    taken: list[tuple[int, Flight]] = field(default_factory=list)
+    """(member, messages)."""
 
 
 class Flights:
@@ -44,133 +60,192 @@ class Flights:
         max_attempts: deliveries before a message becomes a dead letter.
     """
 
+    __slots__ = ("_channel", "_deadlines", "_held", "_limit", "_part", "_sorted", "in_flight", "max_attempts", "timeout_s")
+
     def __init__(self, channel: int, part: int, timeout_s: float, max_attempts: int) -> None:
         self._channel, self._part = channel, part
-        self._timeout_s, self._max_attempts = timeout_s, max_attempts
-        self._flying: dict[int, Flight] = {}
-        self._settling: dict[int, Flight] = {}
-        self._deadlines: list[tuple[float, int]] = []
-        """(deadline, offset); stale ones are passed over."""
-
-    def __contains__(self, offset: int) -> bool:
-        return offset in self._flying or offset in self._settling
-
-    def __len__(self) -> int:
-        return len(self._flying) + len(self._settling)
-
-    @property
-    def in_flight(self) -> int:
+        self.timeout_s, self.max_attempts = timeout_s, max_attempts
+        self._held: dict[int, list[Flight]] = {}
+        """By member, by offset."""
+        self._deadlines: deque[tuple[float, int, int, int]] | None = None
+        """(deadline, member, low, high) of what was given; some no longer count."""
+        self._sorted = True
+        """They rise, unless the time-out was changed."""
+        self._limit = SLACK
+        self.in_flight = 0
         """Number of messages that members have."""
-        return len(self._flying)
 
     def count(self, member: int) -> int:
         """Number of messages that a member has."""
-        return sum(flight.member == member for flight in self._flying.values())
+        return sum(flight.high - flight.low for flight in self._held.get(member, ()))
+
+    def counts(self) -> dict[int, int]:
+        """Number of messages by member, of those that have any."""
+        return {member: self.count(member) for member in self._held}
 
     def next_deadline(self) -> float:
         """Time at which a message may be overdue; `NEVER` if no member has any."""
-        while self._deadlines:
-            due, offset = self._deadlines[0]
-            flight = self._flying.get(offset)
-            if flight is not None and flight.until <= due:
+        if not self._sorted and self._deadlines:
+            self._deadlines, self._sorted = deque(sorted(self._deadlines)), True
+        deadlines = self._deadlines
+        while deadlines:
+            due, member, low, high = deadlines[0]
+            if any(flight.until <= due for flight in self._between(member, low, high)):
                 return due
-            heapq.heappop(self._deadlines)
-            if flight is not None:  # it was touched
-                heapq.heappush(self._deadlines, (flight.until, offset))
+            deadlines.popleft()
         return NEVER
 
-    def give(self, offset: int, member: int, attempts: int, now: float) -> None:
-        """A member gets a message for the `attempts`-th time."""
-        until = now + self._timeout_s
-        self._flying[offset] = Flight(member, attempts, until)
-        heapq.heappush(self._deadlines, (until, offset))
+    def _between(self, member: int, low: int, high: int) -> Iterator[Flight]:
+        held = self._held.get(member)
+        if held:
+            at = _first(held, low)
+            while at < len(held) and held[at].low < high:
+                yield held[at]
+                at += 1
+
+    def give(self, member: int, runs: Sequence[Run], now: float) -> None:
+        """A member gets messages, by offset."""
+        until, held = now + self.timeout_s, self._held.setdefault(member, [])
+        for low, high, attempts in runs:
+            flight = Flight(low, high, attempts, until)
+            self.in_flight += high - low
+            if not held or held[-1].low < low:
+                held.append(flight)
+            else:
+                insort(held, flight)
+        self._remind(until, member, runs[0].low, runs[-1].high)
+
+    def _remind(self, until: float, member: int, low: int, high: int) -> None:
+        if self._deadlines is None:
+            self._deadlines = deque()
+        elif len(self._deadlines) > self._limit:
+            left = ((each.until, number, each.low, each.high) for number, held in self._held.items() for each in held)
+            self._deadlines, self._sorted = deque(sorted(left)), True
+            self._limit = SLACK + 2 * len(self._deadlines)
+        self._deadlines.append((until, member, low, high))
 
     def touch(self, member: int, offsets: Iterable[int], now: float) -> int:
         """A member needs more time. Returns for how many messages it got it: those that it has."""
-        found = [flight for offset in offsets if (flight := self._flying.get(offset)) is not None and flight.member == member]
-        for flight in found:
-            flight.until = now + self._timeout_s
-        return len(found)
+        until, found = now + self.timeout_s, 0
+        for low, high in ranges(offsets):
+            taken = self._cut(member, low, high)
+            for each in taken:
+                self._put(member, each._replace(until=until))
+                found += each.high - each.low
+            if taken:
+                self._remind(until, member, low, high)
+        return found
 
     # --- settlements
 
-    def settle(
-        self, member: int, acknowledged: Sequence[tuple[int, int]], refused: Sequence[tuple[int, float]]
-    ) -> Settlement | None:
+    def settle(self, member: int, acknowledged: Sequence[tuple[int, int]], refused: Sequence[tuple[int, float]]) -> Pending | None:
         """A member reports what became of messages: ranges [low, high), and (offset, delay in seconds) of those it refuses. What it
         does not have is passed over. Returns the settlement to be committed; None: there is nothing to settle."""
-        done = [
-            offset for low, high in acknowledged for offset in self._within(low, high) if self._take(offset, member) is not None
-        ]
+        if member not in self._held:
+            return None
+        taken, done = list[Flight](), list[tuple[int, int]]()
+        for low, high in sorted(acknowledged) if len(acknowledged) > 1 else acknowledged:
+            for flight in self._cut(member, low, high):
+                taken.append(flight)
+                if done and done[-1][1] == flight.low:
+                    done[-1] = done[-1][0], flight.high
+                else:
+                    done.append((flight.low, flight.high))
         deferred, dead = list[Deferred](), list[Dead]()
         for offset, delay_s in refused:
-            flight = self._take(offset, member)
-            if flight is not None:
-                self._fail(offset, flight, delay_s, Reason.ATTEMPTS, deferred, dead)
-        return self._settlement(ranges(done), deferred, dead)
+            for flight in self._cut(member, offset, offset + 1):
+                taken.append(flight)
+                self._fail(flight, delay_s, Reason.ATTEMPTS, deferred, dead)
+        if not taken:
+            return None
+        return self._pending([(member, flight) for flight in taken], done, deferred, dead)
 
-    def leave(self, member: int) -> Settlement | None:
+    def leave(self, member: int) -> list[Pending]:
         """A member is gone: what it had is delivered to others at once, and counts as delivered."""
-        gone = [offset for offset, flight in self._flying.items() if flight.member == member]
-        return self._give_up([(offset, self._flying.pop(offset)) for offset in gone])
+        gone = self._held.pop(member, [])
+        self.in_flight -= sum(flight.high - flight.low for flight in gone)
+        return self._give_up([(member, flight) for flight in gone])
 
-    def time_out(self, now: float) -> Settlement | None:
+    def time_out(self, now: float) -> list[Pending]:
         """Members kept messages beyond their deadlines."""
         overdue = list[tuple[int, Flight]]()
         while self.next_deadline() <= now:
-            _, offset = heapq.heappop(self._deadlines)
-            overdue.append((offset, self._flying.pop(offset)))
+            assert self._deadlines
+            due, member, low, high = self._deadlines.popleft()
+            for flight in [each for each in self._between(member, low, high) if each.until <= due]:
+                overdue += [(member, each) for each in self._cut(member, flight.low, flight.high)]
         return self._give_up(overdue)
 
-    def _give_up(self, flights: Iterable[tuple[int, Flight]]) -> Settlement | None:
+    def _give_up(self, flights: Sequence[tuple[int, Flight]]) -> list[Pending]:
+        found, taken, left = list[Pending](), list[tuple[int, Flight]](), MAX_SETTLED
         deferred, dead = list[Deferred](), list[Dead]()
-        for offset, flight in flights:
-            self._settling[offset] = flight
-            self._fail(offset, flight, 0.0, Reason.TIMED_OUT, deferred, dead)
-        return self._settlement((), deferred, dead)
+        for member, flight in flights:
+            while flight.low < flight.high:
+                part = flight._replace(high=min(flight.high, flight.low + left))
+                taken.append((member, part))
+                self._fail(part, 0.0, Reason.TIMED_OUT, deferred, dead)
+                left -= part.high - part.low
+                flight = flight._replace(low=part.high)
+                if not left:
+                    found.append(self._pending(taken, (), deferred, dead))
+                    taken, left, deferred, dead = [], MAX_SETTLED, [], []
+        if taken:
+            found.append(self._pending(taken, (), deferred, dead))
+        return found
 
-    def _within(self, low: int, high: int) -> Iterable[int]:
-        """The offsets of a range that members may have: a range costs no more than what is in flight."""
-        if high - low <= len(self._flying):
-            return range(low, high)
-        return [offset for offset in self._flying if low <= offset < high]
+    def _cut(self, member: int, low: int, high: int) -> list[Flight]:
+        """Take what a member has of [low, high) from it."""
+        held = self._held.get(member)
+        if not held or low >= high:
+            return []
+        at = _first(held, low)
+        behind = at
+        while behind < len(held) and held[behind].low < high:
+            behind += 1
+        if behind == at:
+            return []
+        found = held[at:behind]
+        first, last, left = found[0], found[-1], list[Flight]()
+        if first.low < low:
+            left.append(Flight(first.low, low, first.attempts, first.until))
+            found[0] = Flight(low, first.high, first.attempts, first.until)
+        if last.high > high:
+            left.append(Flight(high, last.high, last.attempts, last.until))
+            found[-1] = Flight(found[-1].low, high, last.attempts, last.until)
+        held[at:behind] = left
+        if not held:
+            del self._held[member]
+        self.in_flight -= sum(flight.high - flight.low for flight in found)
+        return found
 
-    def _take(self, offset: int, member: int) -> Flight | None:
-        flight = self._flying.get(offset)
-        if flight is None or flight.member != member:
-            return None
-        self._settling[offset] = self._flying.pop(offset)
-        return flight
+    def _put(self, member: int, flight: Flight) -> None:
+        insort(self._held.setdefault(member, []), flight)
+        self.in_flight += flight.high - flight.low
 
-    def _fail(
-        self, offset: int, flight: Flight, delay_s: float, reason: Reason, deferred: list[Deferred], dead: list[Dead]
-    ) -> None:
-        if flight.attempts >= self._max_attempts:
-            dead.append(Dead(offset, flight.attempts, reason))
+    def _fail(self, flight: Flight, delay_s: float, reason: Reason, deferred: list[Deferred], dead: list[Dead]) -> None:
+        offsets, attempts = range(flight.low, flight.high), flight.attempts
+        if attempts >= self.max_attempts:
+            dead += [Dead(offset, attempts, reason) for offset in offsets]
         else:
             delay_us = int(min(max(delay_s, 0.0), MAX_DELAY_S) * 1_000_000)
-            deferred.append(Deferred(offset, delay_us, flight.attempts))
+            deferred += [Deferred(offset, delay_us, attempts) for offset in offsets]
 
-    def _settlement(self, acknowledged: Sequence[tuple[int, int]], deferred: list[Deferred], dead: list[Dead]) -> Settlement | None:
-        if not acknowledged and not deferred and not dead:
-            return None
-        return Settlement(self._channel, self._part, acknowledged, deferred, dead)
+    def _pending(
+        self, taken: list[tuple[int, Flight]], acknowledged: Sequence[tuple[int, int]], deferred: list[Deferred], dead: list[Dead]
+    ) -> Pending:
+        return Pending(Settlement(self._channel, self._part, acknowledged, deferred, dead), self, taken)
 
-    # --- what became of them
+    def refused(self, member: int, flight: Flight, until: float) -> None:
+        """A settlement will not be in the log: a member has messages of it as before, until a time."""
+        self._put(member, flight._replace(until=until))
+        self._remind(until, member, flight.low, flight.high)
+        self._sorted = False
 
-    def committed(self, settlement: Settlement) -> None:
-        """A settlement is in the state: its messages are no longer with anybody."""
-        for offset in offsets_of(settlement):
-            self._settling.pop(offset, None)
-            self._flying.pop(offset, None)
 
-    def refused(self, settlement: Settlement) -> None:
-        """A settlement will not be in the log: members have its messages as before."""
-        for offset in offsets_of(settlement):
-            flight = self._settling.pop(offset, None)
-            if flight is not None:
-                self._flying[offset] = flight
-                heapq.heappush(self._deadlines, (flight.until, offset))
+def _first(held: Sequence[Flight], low: int) -> int:
+    """Index of the first flight that ends beyond an offset."""
+    at = bisect_left(held, (low,))
+    return at - 1 if at and held[at - 1].high > low else at
 
 
 def ranges(offsets: Iterable[int]) -> list[tuple[int, int]]:
@@ -179,14 +254,6 @@ def ranges(offsets: Iterable[int]) -> list[tuple[int, int]]:
     for offset in sorted(offsets):
         if found and found[-1][1] == offset:
             found[-1] = found[-1][0], offset + 1
-        else:
+        elif not found or offset >= found[-1][1]:
             found.append((offset, offset + 1))
     return found
-
-
-def offsets_of(settlement: Settlement) -> Iterable[int]:
-    """Every offset that a settlement names."""
-    for low, high in settlement.acknowledged:
-        yield from range(low, high)
-    yield from (each.offset for each in settlement.deferred)
-    yield from (each.offset for each in settlement.dead)

@@ -7,10 +7,12 @@ Source: docs/topics.md, "Channels".
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
 from typing import Final
 
 CHUNK_BITS: Final = 12
 CHUNK: Final = 1 << CHUNK_BITS
+_NONE: Final = frozenset[int]()
 
 
 class Acks:
@@ -30,26 +32,32 @@ class Acks:
     def __contains__(self, offset: int) -> bool:
         return offset < self.floor or bool(self.chunks.get(offset >> CHUNK_BITS, 0) >> (offset & CHUNK - 1) & 1)
 
-    def add(self, low: int, high: int) -> set[int]:
+    def add(self, low: int, high: int) -> Set[int]:
         """Acknowledge [low, high). Returns the numbers of the bitmaps that changed or went."""
-        touched = set[int]()
         if low <= self.floor:
-            touched |= self.raise_floor(high)
-        else:
-            for chunk in range(low >> CHUNK_BITS, (high - 1 >> CHUNK_BITS) + 1):
-                base = chunk << CHUNK_BITS
-                begin, end = max(low - base, 0), min(high - base, CHUNK)
-                if end > begin:
-                    self.chunks[chunk] = self.chunks.get(chunk, 0) | ((1 << end - begin) - 1) << begin
-                    touched.add(chunk)
+            return self.raise_floor(high)
+        touched, chunks = set[int](), self.chunks
+        for chunk in range(low >> CHUNK_BITS, (high - 1 >> CHUNK_BITS) + 1):
+            base = chunk << CHUNK_BITS
+            begin, end = max(low - base, 0), min(high - base, CHUNK)
+            if end > begin:
+                chunks[chunk] = chunks.get(chunk, 0) | ((1 << end - begin) - 1) << begin
+                touched.add(chunk)
         return touched
 
-    def raise_floor(self, to: int) -> set[int]:
+    def raise_floor(self, to: int) -> Set[int]:
         """Acknowledge everything below an offset. Returns the numbers of the bitmaps that went."""
         if to <= self.floor:
-            return set()
-        self.floor = self.next_missing(to)
-        gone = {chunk for chunk in self.chunks if chunk < self.floor >> CHUNK_BITS}
+            return _NONE
+        if not self.chunks:
+            self.floor = to
+            return _NONE
+        before, self.floor = self.floor >> CHUNK_BITS, self.next_missing(to)
+        now = self.floor >> CHUNK_BITS
+        if now - before < len(self.chunks):
+            gone = {chunk for chunk in range(before, now) if chunk in self.chunks}
+        else:
+            gone = {chunk for chunk in self.chunks if chunk < now}
         for chunk in gone:
             del self.chunks[chunk]
         return gone
@@ -69,6 +77,32 @@ class Acks:
                 break
             offset += (~bits & bits + 1).bit_length() - 1
         return offset
+
+    def next_gap(self, offset: int, end: int, limit: int) -> tuple[int, int]:
+        """The first offsets [low, high) from this one on, below `end` and at most `limit`, that are not acknowledged; without any,
+        low >= high."""
+        low = self.next_missing(offset)
+        end = min(end, low + limit)
+        if not self.chunks:
+            return low, end
+        high = low
+        while high < end:
+            chunk, at = high >> CHUNK_BITS, high & CHUNK - 1
+            bits = self.chunks.get(chunk, 0) >> at
+            if bits:
+                high += (bits & -bits).bit_length() - 1
+                break
+            high = chunk + 1 << CHUNK_BITS
+        return low, min(high, end)
+
+    def gaps(self, low: int, high: int) -> Iterator[tuple[int, int]]:
+        """The offsets of [low, high) that are not acknowledged, as ranges, rising."""
+        while low < high:
+            begin, end = self.next_gap(low, high, high - low)
+            if begin >= end:
+                return
+            yield begin, end
+            low = end
 
     def missing_in(self, low: int, high: int) -> int:
         """Number of offsets of [low, high) that are not acknowledged."""

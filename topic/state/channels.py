@@ -5,7 +5,7 @@ Source: docs/topics.md, "Channels".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -35,7 +35,7 @@ class DeadLetter(NamedTuple):
 class Changes(NamedTuple):
     """Rows that a settlement changed."""
 
-    chunks: set[int]
+    chunks: Set[int]
     """Numbers of bitmaps."""
     offsets: list[int]
     """Offsets that wait, did wait, or are dead letters from now on or no longer."""
@@ -80,11 +80,20 @@ class Progress:
         """True for a message that is to be delivered, or is with a member."""
         return offset in self.waiting or offset not in self.acks
 
+    def open_in(self, low: int, high: int) -> Iterable[tuple[int, int]]:
+        """The messages of [low, high) that are to be delivered, or are with members, as ranges, rising."""
+        gaps, waiting = self.acks.gaps(low, high), self.waiting
+        if not waiting:
+            return gaps
+        some = range(low, high) if high - low <= len(waiting) else waiting
+        resent = [(offset, offset + 1) for offset in some if low <= offset < high and offset in waiting and offset in self.acks]
+        return sorted([*gaps, *resent])
+
     def unacknowledged(self, end: int) -> int:
         """Number of messages below `end` that are to be delivered, or are with members."""
         return self.acks.missing_in(0, end) + sum(offset in self.acks for offset in self.waiting)
 
-    def _acknowledge(self, low: int, high: int, offsets: list[int]) -> set[int]:
+    def _acknowledge(self, low: int, high: int, offsets: list[int]) -> Set[int]:
         if low >= high:
             return set()
         if self.waiting:

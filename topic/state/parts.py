@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from pixiu.placement.slots import SLOTS
 from pixiu.wire.block import MAX_OFFSET, Block
 from topic.entries import Child, KnownWriter, number_of
 
@@ -80,6 +81,8 @@ class Part:
     inherited: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """(number of a part before this one, writer) → last position and progress there."""
 
+    flags: int = 0
+    """Flags of all messages that were ever stored in it, joined by OR."""
     deleted: bool = False
     """Its topic is."""
 
@@ -104,8 +107,10 @@ class Part:
 
     def holds(self, block: Block) -> bool:
         """True if every message's slot belongs to the part."""
-        low, high = self.low, self.high
-        return all(low <= slot < high for slot in block.slots())
+        if self.high - self.low == SLOTS:
+            return True
+        slots = block.slots()
+        return self.low <= min(slots) and max(slots) < self.high
 
     def append(self, block: Block, at_us: int) -> tuple[Appended, list[int]]:
         """Take a block. Returns the outcome, and the writers that were forgotten to make place."""
@@ -119,6 +124,7 @@ class Part:
             progress = block.progress or (known.progress if known else self.inherited_progress(block.writer))
             self.writers[block.writer] = Writer(block.last, progress, at_us, block.first, self.end)
             self.end += block.count
+            self.flags |= block.flags
         return found, forgotten
 
     def _forgettable(self, at_us: int) -> Iterator[int]:

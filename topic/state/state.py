@@ -61,6 +61,8 @@ class Done(NamedTuple):
     """Why it has none, and what to do."""
     changed: int = 0
     """Messages that a SEEK or a RESEND concerns."""
+    offsets: Sequence[int] = ()
+    """Those of a RESEND."""
 
 
 OK: Final = Done(True)
@@ -78,8 +80,7 @@ class State(Tables):
         self._blocks = blocks
         self.applied = 0
         self.clock_us = 0
-        self.shape = 0
-        """Number that changes when parts or channels come, go or change."""
+        self._news: dict[int, None] = {}
         self._names: dict[str, int] = {}
         """Name → ID of the topic that has it."""
         self._parts_in: dict[int, set[int]] = {}
@@ -111,6 +112,12 @@ class State(Tables):
         """True if a channel has acknowledged all of a sealed part."""
         found, progress = self.parts.get(part), self.progress.get((channel, part))
         return found is not None and progress is not None and found.sealed and progress.acks.floor >= found.end
+
+    def take_news(self) -> list[int]:
+        """The topics of which parts or channels came, went or changed since the last call."""
+        found = list(self._news)
+        self._news.clear()
+        return found
 
     # --- entries
 
@@ -195,7 +202,7 @@ class State(Tables):
         self._change(Kind.TOPIC, settings.topic)
         if settings.deleted and not self._parts_in.get(settings.topic):
             self._forget_topic(settings.topic)
-        self.shape += 1
+        self._news[settings.topic] = None
         return OK
 
     def _set_topic(self, settings: en.TopicSettings) -> None:
@@ -223,7 +230,7 @@ class State(Tables):
             return Done(False, f"the topic {en.topic_of(opening.part)} is not known here; send its TOPIC entry first")
         if len(self.parts) >= MAX_PARTS:
             return Done(False, f"a group holds at most {MAX_PARTS} parts; use another group, or add one")
-        self.shape += 1
+        self._news[topic.topic] = None
         part = Part(opening.part, opening.low, opening.high, tuple(opening.parents), deleted=topic.deleted)
         for parent, writer, position, progress in opening.writers:
             part.inherited[parent, writer] = position, progress
@@ -267,7 +274,7 @@ class State(Tables):
         self._blocks.drop(number)
         if topic is not None and topic.deleted and not self._parts_in[topic.topic]:
             self._forget_topic(topic.topic)
-        self.shape += 1
+        self._news[en.topic_of(number)] = None
         return OK
 
     def _trim(self, number: int, first: int) -> Done:
@@ -306,7 +313,7 @@ class State(Tables):
         if settings.version > topic.version:
             self.topics[topic.topic] = topic._replace(version=settings.version)
             self._change(Kind.TOPIC, topic.topic)
-        self.shape += 1
+        self._news[topic.topic] = None
         old = self.channels.get(number)
         if settings.removed:
             self._remove_channel(number)
@@ -355,7 +362,7 @@ class State(Tables):
             return Done(False, _no_channel(channel, part))
         changes = progress.resend(offsets, at_us)
         self._progressed(channel, part, changes)
-        return Done(True, changed=len(changes.offsets))
+        return Done(True, changed=len(changes.offsets), offsets=changes.offsets)
 
     # --- rows
 

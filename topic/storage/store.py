@@ -13,7 +13,7 @@ Source: docs/topics.md, "How it is stored", docs/replication.md, "Use by a role"
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -203,17 +203,15 @@ class Store:
                 if isinstance(each, Stored):
                     self.cache.put(part, each.stamp, each.block)
 
-    def slots(self, part: int, low: int, high: int) -> list[int]:
-        """The slots of the messages [low, high) of a part, or of the first of them; none if the first cannot be read."""
-        slots = list[int]()
+    def blocks(self, part: int, low: int, high: int) -> Iterator[tuple[Stamp, Block]]:
+        """The blocks that hold the messages [low, high) of a part, or the first of them; none if the first cannot be read."""
         while low < high:
             found = self.find(part, low) or self._read(part, low)
             if found is None:
-                break
+                return
+            yield found
             stamp, block = found
-            slots += block.slots()[low - stamp.base : high - stamp.base]
             low = stamp.base + block.count
-        return slots
 
     def _read(self, part: int, offset: int) -> tuple[Stamp, Block] | None:
         """Read ahead from the disk, now. Offsets beyond the end are not there."""

@@ -9,8 +9,10 @@ from cluster.store.events import LeaderChanged
 from topic import entries as en
 from topic import events as ev
 from topic.core import Core, _Report, _reported, _Request
+from topic.dispatch.dispatcher import Dispatcher
 from topic.dispatch.lanes import Lane, Lanes
-from topic.dispatch.members import Dispatcher
+from topic.dispatch.sorting import Sorter
+from topic.state.channels import Progress
 from topic.state.rows import Kind
 from topic.state.state import Sealed, State
 from topic.storage.part_log import Writing
@@ -53,38 +55,45 @@ class DeliversAtOnce(Core):
     def _on_leader(self, event: LeaderChanged, now: float, out: list[ev.Effect]) -> None:
         super()._on_leader(event, now, out)
         self.delivers = bool(self.epoch)
-        self._look(now, out)
+        if self.epoch:
+            self._channels.look(now, out)
 
 
 class _ImpatientLanes(Lanes):
+    def take(self, tag: str, limit: int, sharers: int, end: int, now: float) -> list[ev.Run]:
+        for slot, lane in self._lanes.items():
+            if lane.waiting:
+                self._enter(slot, lane)
+        return super().take(tag, limit, sharers, end, now)
+
     def _is_free(self, lane: Lane) -> bool:
         return True
 
 
 class _SharesLanes(Dispatcher):
-    def lanes(self, progress, clock_us, now, slots):  # type: ignore[no-untyped-def]
-        return _ImpatientLanes(progress, clock_us, now, slots)
+    def lanes(self, progress: Progress, sorter: Sorter, clock_us: int, now: float) -> Lanes:
+        return _ImpatientLanes(progress, sorter, clock_us, now)
 
 
 class SharesLanes(Core):
     """A lane goes to a member while another one still has messages of it."""
 
     def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
-        return _SharesLanes(settings, self._state, self._parts.slots)
+        return _SharesLanes(settings, self._state, self._parts.blocks, self.clock)
 
 
 class _ForgetsParents(Dispatcher):
-    def missing_parents(self) -> set[int]:
-        for queue in self.queues.values():
+    def _find_finished(self) -> None:
+        for number, queue in list(self._blocked.items()):
             queue.missing.clear()
-        return set()
+            self._unblock(number, queue)
 
 
 class ForgetsParents(Core):
     """A channel begins with a part before it has finished the part's parents."""
 
     def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
-        return _ForgetsParents(settings, self._state, self._parts.slots)
+        return _ForgetsParents(settings, self._state, self._parts.blocks, self.clock)
 
 
 class TrimsBeforeSync(Store):

@@ -10,7 +10,7 @@ from cluster.replication.core import events as rep
 from cluster.replication.core.states import State as Role
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pixiu.errors import Overloaded, Refusal
-from pixiu.wire.block import Block
+from pixiu.wire.block import Block, Stamp
 from tests.sim.power_cut.disk import Left
 from tests.sim.replication.world import Node, World
 from tests.sim.topics.disk import MemoryFiles, MemoryTable
@@ -49,8 +49,8 @@ class Replica:
     def may_deliver(self) -> bool:
         return self.node.core is not None and self.node.core.may_read(self.group.now)
 
-    def slots(self, part: int, low: int, high: int) -> Sequence[int]:
-        return self.store.slots(part, low, high)
+    def blocks(self, part: int, low: int, high: int) -> Sequence[tuple[Stamp, Block]]:
+        return self.store.blocks(part, low, high)
 
     def message_at(self, part: int, offset: int) -> Message | None:
         log = self.store.logs.get(part)
@@ -94,7 +94,7 @@ class Group(World):
 
     # --- as `Blocks` of `truth`
 
-    def append(self, part: int, stamp: object, block: bytes, count: int) -> None:
+    def append(self, part: int, stamp: Stamp, block: bytes, count: int) -> None:
         pass
 
     def trim(self, part: int, first: int) -> None:

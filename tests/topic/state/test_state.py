@@ -216,8 +216,8 @@ def test_resent_dead_letters_wait_with_no_attempts_and_can_be_acknowledged_again
     progress = log.store.state.progress[CHANNEL, PART]
     log.settle((0, 1), (2, 5), dead=[en.Dead(1, 16, 1), en.Dead(5, 16, 1)])
     assert (progress.acks.floor, progress.unacknowledged(6)) == (6, 0)
-    assert log.apply(en.RESEND, en.encode_resend(CHANNEL, PART, [1, 3])) == Done(True, changed=1)
-    assert log.apply(en.RESEND, en.encode_resend(CHANNEL, PART)) == Done(True, changed=1)
+    assert log.apply(en.RESEND, en.encode_resend(CHANNEL, PART, [1, 3])) == Done(True, changed=1, offsets=[1])
+    assert log.apply(en.RESEND, en.encode_resend(CHANNEL, PART)) == Done(True, changed=1, offsets=[5])
     assert (list(progress.dead), progress.waiting, progress.unacknowledged(6)) == ([], {1: (1000, 0), 5: (1000, 0)}, 2)
     assert same(log.store.state, log.reopened().store.state)
     log.settle((5, 6), deferred=[en.Deferred(1, 0, 1)])

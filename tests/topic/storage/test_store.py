@@ -30,7 +30,7 @@ def test_a_store_on_the_disk_is_read_again(tmp_path: Path) -> None:
     table.close()
     again, table = on_disk(tmp_path)
     assert again.store.flushed == 32
-    assert again.store.slots(PART, 10, 14) == [5, 6, 6, 7]
+    assert [(stamp.base, block.slots()) for stamp, block in again.store.blocks(PART, 11, 14)] == [(10, [5, 6]), (12, [6, 7])]
     assert len(again.store.logs[PART].segments) > 3
     assert again.write(7, first=61) is not None
     again.store.flush()
@@ -95,7 +95,7 @@ def test_unwritten_blocks_are_read_from_memory() -> None:
     found = log.store.logs[PART].read(1, 1 << 20)
     assert [each.stamp.base for each in found if isinstance(each, Stored)] == [0, 2]
     assert found[1].data.endswith(b"3")  # type: ignore[union-attr]
-    assert log.store.slots(PART, 0, 9) == [1, 2, 3]
+    assert [block.slots() for _, block in log.store.blocks(PART, 0, 9)] == [[1, 2], [3]]
 
 
 def test_a_time_finds_its_offset() -> None:
