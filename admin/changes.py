@@ -7,7 +7,6 @@ Source: docs/topics.md, "Administration".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -20,6 +19,7 @@ from pixiu.discovery.topics import Numbers, PartState, TopicChannel, TopicNode, 
 from pixiu.errors import InvalidArgument, LimitError, TopicExists, TopicInUse, UnknownTopic
 from pixiu.ids import MAX_ID
 from pixiu.placement.slots import SLOTS, Lineage, Range
+from pixiu.wire.filters import Filter
 
 BIN_MS: Final = 24 * 3_600_000
 """Time for which a deleted topic can be restored."""
@@ -215,11 +215,8 @@ def _check_parts(cluster: Cluster, count: int) -> None:
 def _check_filter(text: str) -> None:
     if len(text) > tp.MAX_FILTER:
         raise LimitError(f"a filter has at most {tp.MAX_FILTER:,} characters, not {len(text):,}")
-    try:
-        if text:
-            json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"the filter is not JSON: {error}") from None
+    if text:
+        Filter(text)
 
 
 def _with_channels(node: TopicNode, channels: Sequence[TopicChannel]) -> TopicNode:

@@ -31,6 +31,7 @@ from pixiu.discovery.operations import NoNode
 from pixiu.discovery.topics import PartState, TopicNode, check_name, read_topic, topic_names
 from pixiu.errors import (
     InvalidArgument,
+    LimitError,
     MalformedData,
     NotAllowed,
     NotLeader,
@@ -150,7 +151,9 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
                 if access is not None:
                     access.close()
         except PixiuError as error:
-            await context.abort(GRPC_STATUS[error.code], str(error))
+            # A limit that only a change of the cluster lifts is no overload, after which callers try again.
+            full = error.code == LimitError.code
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE if full else GRPC_STATUS[error.code], str(error))
             raise
 
     # --- describing

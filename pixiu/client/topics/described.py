@@ -33,6 +33,7 @@ _STATUS: dict[grpc.StatusCode, type[PixiuError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
     grpc.StatusCode.ALREADY_EXISTS: TopicExists,
     grpc.StatusCode.FAILED_PRECONDITION: TopicInUse,
+    grpc.StatusCode.OUT_OF_RANGE: LimitError,
     grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
     grpc.StatusCode.UNAUTHENTICATED: NotAuthenticated,
     grpc.StatusCode.RESOURCE_EXHAUSTED: LimitError,
