@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -26,7 +27,7 @@ from cluster.wire.v1 import topic_group_pb2_grpc as pb_grpc
 from pixiu.discovery.node import Node
 from pixiu.errors import MalformedData, PixiuError, StorageError
 from pixiu.rpc.channels import Channels
-from pixiu.wire.block import parse_stored, stored_size
+from pixiu.wire.block import STAMP_BYTES, parse_stored, stored_size
 from topic import entries as en
 from topic.clients.group import Group
 from topic.storage.machine import Machine
@@ -79,6 +80,7 @@ class Mending:
         self._gaps: dict[tuple[int, int], _Known] = {}
         """By part and first offset."""
         self._wake = asyncio.Event()
+        self._looking = asyncio.Lock()
         self.mended = self.lost = 0
 
     def __len__(self) -> int:
@@ -86,7 +88,7 @@ class Mending:
 
     @property
     def text(self) -> str:
-        """What an operator has to know; empty: there is no gap."""
+        """Report for an operator; empty: there is no gap."""
         if not self._gaps:
             return ""
         (part, _), known = next(iter(self._gaps.items()))
@@ -123,9 +125,25 @@ class Mending:
             except TimeoutError:
                 pass
             self._wake.clear()
+            await self.look()
+
+    async def look(self) -> None:
+        """Try to fill all gaps, now."""
+        async with self._looking:
             for (part, low), known in list(self._gaps.items()):
                 if await self._look(part, known):
                     self._gaps.pop((part, low), None)
+
+    def open(self) -> list[tuple[int, Gap]]:
+        """Gaps that are not given up, by part."""
+        return [(part, known.gap) for (part, _), known in self._gaps.items() if not known.given_up]
+
+    async def give_up(self, gaps: Sequence[tuple[int, Gap]]) -> None:
+        """Give up gaps that an operator does not want to wait for. Raises PixiuError."""
+        for part, gap in gaps:
+            known = self._gaps.get((part, gap.low))
+            if known is not None:
+                await self._lose(part, known)
 
     async def close(self) -> None:
         """Close connections."""
@@ -147,7 +165,8 @@ class Mending:
         wanted = self._context.view.layout.roles["topic"].replicas if "topic" in self._context.view.layout.roles else 0
         nobody = answers.count(Answer.UNREADABLE) == len(answers) >= max(wanted, 1) - 1
         if nobody and self._group.core.delivers and self._now() >= known.since + GIVE_UP_S:
-            await self._give_up(part, known)
+            with suppress(PixiuError):  # it is tried again
+                await self._lose(part, known)
         return False
 
     def _others(self) -> list[Node]:
@@ -187,11 +206,8 @@ class Mending:
         self._context.log.info(MENDED, part=part, low=gap.low, high=gap.high)
         return True
 
-    async def _give_up(self, part: int, known: _Known) -> None:
-        try:
-            await self._group.request(en.LOST, en.encode_lost(part, *known.gap))
-        except PixiuError:
-            return  # it is tried again
+    async def _lose(self, part: int, known: _Known) -> None:
+        await self._group.request(en.LOST, en.encode_lost(part, *known.gap))
         known.given_up = True
         self.lost += 1
         self._context.log.error(LOST, part=part, low=known.gap.low, high=known.gap.high)
@@ -201,7 +217,7 @@ def blocks_in(data: bytes) -> list[Stored]:
     """Stored blocks end to end, checked. Raises MalformedData."""
     found, at = list[Stored](), 0
     while at < len(data):
-        size = stored_size(data[at : at + 32])
+        size = stored_size(data[at : at + STAMP_BYTES])
         if not size:
             raise MalformedData("these are no stored blocks")
         each = data[at : at + size]

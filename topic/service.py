@@ -21,6 +21,7 @@ from cluster.core.role import Runner, totals
 from cluster.process.context import Context
 from cluster.replication.core.refusals import not_leader
 from cluster.store.events import Committed, LeaderChanged, Propose
+from cluster.store.repair.service import RepairService
 from cluster.store.shell import StoreShell
 from cluster.wire.v1 import topic_group_pb2_grpc
 from pixiu.discovery import paths
@@ -39,9 +40,11 @@ from topic.groups import Parents, TopicGroups
 from topic.mending import Mending
 from topic.options import Options
 from topic.rates import Rates
+from topic.repairer import Repairer
 from topic.retention import Retention
 from topic.storage.machine import Machine
 from topic.storage.reader import Reader
+from topic.storage.segment import Gap
 from topic.storage.store import Store
 
 DRAIN_POLL_S: Final = 0.02
@@ -58,11 +61,15 @@ class Service(StoreShell):
         self._context = context
         options = context.options
         folder = Path(options.data_dir) / "state"
-        self._machine = Machine(folder, options.memory_mb << 20, options.flush_interval_s, self._failed, self._replaced)
+        self._machine = Machine(
+            folder, options.memory_mb << 20, options.flush_interval_s, self._failed, self._replaced, self._found
+        )
         self._counters = Counters()
         self._runner: Runner[ev.Event, ev.Effect] = Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN)
         super().__init__(context, self._machine, self._runner, lambda: not self._machine.full)
         self._mending = Mending(context, self, self._machine)
+        self._repairer = Repairer(context, self._replica, self, self._machine, self._mending)
+        RepairService(context, self._replica, self._repairer)
         self.reader = Reader(lambda: self.store, self._mending.found)
         self._writes = Writes(self, context.turn, options.writer_window_bytes)
         self._members = Members(self, context.turn, self.spawn)
@@ -114,6 +121,7 @@ class Service(StoreShell):
         self.every(self._context.options.retention_interval_s, self._retain)
         self.every(RATES_S, self._look_at_rates)
         self.spawn(self._mending.run())
+        self.spawn(self._repairer.scrub(self._context.options.scrub_mb_per_s << 20))
         await self._replica.start()
 
     async def drain(self) -> None:
@@ -251,6 +259,9 @@ class Service(StoreShell):
         self._context.log.error(FAILED, error=str(error), code=error.code)
         self._context.crash(error)
 
+    def _found(self, part: int, gap: Gap) -> None:
+        self._mending.found(part, gap)
+
     def _kick(self, request: str) -> None:
         if self._guard is not None:
             self._guard.kick(request)
@@ -282,6 +293,7 @@ class Service(StoreShell):
             "cached_bytes": store.cache.size,
             "stored_bytes": sum(log.stored_bytes for log in store.logs.values()),
             "gaps": len(self._mending),
+            "scrubbed_bytes_total": self._repairer.scrubbed,
             "gaps_mended_total": self._mending.mended,
             "gaps_given_up_total": self._mending.lost,
             "disk_full": int(bool(machine.full or self._replica.log_full)),

@@ -32,7 +32,9 @@ from tools.cli.status import ProcessStatus, read_status
 
 CHECK_S: Final = 3600.0
 """Time limit for one replica to read everything that it stores, seconds."""
-ROLES: Final = ("xiu", "pi")
+ROLES: Final = ("xiu", "pi", "topic")
+DROPS: Final = ("pi", "topic")
+"""Roles of which an operator can give up what no replica has."""
 BACK_S: Final = 120.0
 """Time limit for a replica to start again and take its state from another one, seconds."""
 BACK_POLL_S: Final = 1.0
@@ -51,11 +53,11 @@ class Checked:
     replica: int
     member: str
     checked: int = 0
-    """Records of a Xiu, or values of a Pi, that were read and are intact."""
+    """Records of a Xiu, values of a Pi or segments of topics that were read and are intact."""
     damaged: int = 0
     """Places that could not be read."""
     repaired: int = 0
-    """Rows taken from another replica; for a Pi 1: its state as a whole."""
+    """Rows, or gaps of topics, taken from another replica; for a Pi 1: its state as a whole."""
     left: int = 0
     """Places that still cannot be read."""
     differing: int = 0
@@ -76,12 +78,12 @@ class Checked:
 
 @guarded
 def repair(
-    role: Annotated[str, typer.Option("--role", help="Role of the replicas: xiu or pi. Default: both.")] = "",
+    role: Annotated[str, typer.Option("--role", help="Role of the replicas: xiu, pi or topic. Default: all.")] = "",
     partition: Annotated[int, typer.Option("--partition", help="Partition to check. Default: all.")] = -1,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
     drop: Annotated[
-        bool, typer.Option("--drop", help="Give up the values of a partition of Pi that are damaged on every replica.")
+        bool, typer.Option("--drop", help="Give up what is damaged on every replica of a partition of Pi or a group of topics.")
     ] = False,
     reason: Annotated[
         str, typer.Option("--reason", help="With --drop and --set-clock: the reason, for the leader's audit log.")
@@ -95,8 +97,11 @@ def repair(
     Exit code 0: all is well now, 1: something could not be repaired or differs, 2: there are no replicas."""
     if role and role not in ROLES:
         raise InvalidArgument(f"--role {role}: only {' and '.join(ROLES)} can be checked")
-    if drop and (role != "pi" or partition < 0 or not reason):
-        raise InvalidArgument("--drop gives up what is lost in one partition of Pi: add --role pi, --partition P and --reason TEXT")
+    if drop and (role not in DROPS or partition < 0 or not reason):
+        raise InvalidArgument(
+            "--drop gives up what is lost in one partition of Pi or group of topics: add --role pi or topic, --partition P and "
+            "--reason TEXT"
+        )
     if set_clock:
         if not role or partition < 0 or not reason:
             raise InvalidArgument("--set-clock is for one partition: add --role, --partition P and --reason TEXT")
@@ -108,7 +113,7 @@ def repair(
             console().print(table(found))
         if not yes:
             typer.confirm("Give up, for good, every value that cannot be read?", abort=True)
-        lost = asyncio.run(give_up(partition, reason, target))
+        lost = asyncio.run(give_up(role, partition, reason, target))
         if not as_json:
             print_text(lost)
         found = asyncio.run(_repair(role, partition, target))
@@ -178,7 +183,8 @@ async def _one_partition(replicas: list[ReplicaStatus], target: str) -> list[Che
     that is damaged itself."""
     applied, leaders = max(replica.applied for replica in replicas), {replica.leader for replica in replicas}
     checked = [await _check(replica, target, applied) for replica in replicas]
-    if len(checked) > 1 and all(each.well for each in checked if each.member in leaders):
+    compared = replicas[0].node.role != "topic"  # these have CRCs for everything
+    if compared and len(checked) > 1 and all(each.well for each in checked if each.member in leaders):
         for each in checked:
             await _compare(each, target)
     return checked
@@ -234,26 +240,26 @@ async def set_back(role: str, partition: int, reason: str, target: str) -> str:
     return f"the time of {role} partition {partition} follows its replicas' clocks again"
 
 
-async def _until_applied(partition: int, target: str) -> None:
-    """Wait until every replica of a partition of Pi has applied what is committed now, or until a time limit."""
-    wanted = (await _leader("pi", partition, target)).committed
+async def _until_applied(role: str, partition: int, target: str) -> None:
+    """Wait until every replica of a partition has applied what is committed now, or until a time limit."""
+    wanted = (await _leader(role, partition, target)).committed
 
     def applied(found: list[ProcessStatus]) -> bool:
         return all(each.replica is not None and each.replica.applied >= wanted for each in found)
 
-    await polled(lambda: _registered("pi", partition, target), applied, ANSWER_S, ANSWER_POLL_S)
+    await polled(lambda: _registered(role, partition, target), applied, ANSWER_S, ANSWER_POLL_S)
 
 
-async def give_up(partition: int, reason: str, target: str) -> str:
-    """Make the leader of a partition of Pi give up lost values; returns a description of them."""
-    address = (await _leader("pi", partition, target)).node.address
-    async with peer_channel(address, "pi", own(), PEER_CHANNEL) as channel:
+async def give_up(role: str, partition: int, reason: str, target: str) -> str:
+    """Make the leader of a partition give up lost values; returns a description of them."""
+    address = (await _leader(role, partition, target)).node.address
+    async with peer_channel(address, role, own(), PEER_CHANNEL) as channel:
         stub: Any = RepairStub(channel)
         try:
             reply = await stub.GiveUp(repair_pb2.GiveUpRequest(operator=operator(), reason=reason), timeout=CHECK_S)
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"{address}: {error.details()}") from error
-    await _until_applied(partition, target)
+    await _until_applied(role, partition, target)
     return "\n".join([f"{reply.values} values were given up:", *reply.lost])
 
 

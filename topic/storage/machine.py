@@ -15,6 +15,7 @@ from typing import Final
 from cluster.core.cancellation import to_its_end
 from cluster.replication.model import Entry
 from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged
+from topic.entries import number_of, topic_of
 from topic.state.state import State
 from topic.storage import folder as folders
 from topic.storage.check import damaged_of
@@ -45,16 +46,17 @@ class Machine:
         flush_interval_s: interval of flushes.
         on_failed: called when nothing more can be written.
         on_replaced: called when a snapshot has taken the place of `store`.
+        on_gap: called with a part and offsets that cannot be read, which a snapshot found.
 
     Call `open` first.
     """
 
     def __init__(
         self, folder: Path, cache_bytes: int, flush_interval_s: float, on_failed: Callable[[PixiuError], None],
-        on_replaced: Callable[[], None] = lambda: None,
+        on_replaced: Callable[[], None] = lambda: None, on_gap: Callable[[int, Gap], None] = lambda _part, _gap: None,
     ) -> None:  # fmt: skip
         self._folder, self._cache_bytes, self._interval_s = folder, cache_bytes, flush_interval_s
-        self._on_failed, self._on_replaced = on_failed, on_replaced
+        self._on_failed, self._on_replaced, self._on_gap = on_failed, on_replaced, on_gap
         self.full = ""
         """Why the last write failed for lack of space; empty: it did not."""
         self.flushes = 0
@@ -191,18 +193,20 @@ class Machine:
 
     async def snapshot(self, folder: Path) -> int:
         """See `StateMachine`. Segments are linked: those that were written last are closed first, so none of them changes any
-        more. Raises DiskFull, DiskFailed."""
+        more. Gaps are named. Raises DiskFull, DiskFailed."""
         async with self._writing:
             await self._flush()
-            store, links, gaps = self.store, list[str](), list[str]()
-            for part, log in store.logs.items():
+            store, links = self.store, list[str]()
+            for log in store.logs.values():
                 log.roll()
                 links += [segment.path for segment in log.segments]
-                gaps += [f"{part} {gap.low} {gap.high}\n" for gap in log.gaps]
             await to_its_end(asyncio.to_thread(_link, self._folder, folder, links))
             applied, copy = store.flushed, self._table.copying()
         await to_its_end(asyncio.to_thread(copy, folder / folders.TABLE))
-        await asyncio.to_thread((folder / GAPS).write_text, "".join(gaps))
+        gaps = await to_its_end(asyncio.to_thread(_damaged, folder))
+        await asyncio.to_thread((folder / GAPS).write_text, "".join(f"{part} {gap.low} {gap.high}\n" for part, gap in gaps))
+        for part, gap in gaps:
+            self._on_gap(part, gap)
         return applied
 
     async def check(self, folder: Path) -> None:
@@ -256,6 +260,15 @@ def _link(state: Path, snapshot: Path, paths: Sequence[str]) -> None:
 
 def _check(folder: Path) -> None:
     """Check a snapshot. Raises StateDamaged, DiskFailed."""
+    known = _gaps_of(folder)
+    for part, gap in _damaged(folder):
+        if not any(low <= gap.low and gap.high <= high for low, high in known.get(part, ())):
+            name = f"part {number_of(part)} of topic {topic_of(part)}"
+            raise StateDamaged(f"{name}: offsets {gap.low} to {gap.high - 1} of the snapshot are missing or damaged")
+
+
+def _damaged(folder: Path) -> list[tuple[int, Gap]]:
+    """Check every block of a snapshot; returns the gaps, by part. Raises StateDamaged, DiskFailed."""
     table = LmdbTable(folder / folders.TABLE)
     try:
         found, applied, clock_us = table.read()
@@ -264,13 +277,12 @@ def _check(folder: Path) -> None:
     files = DiskFiles(folder)
     store = Store(files, table)
     store.state.load(found, applied, clock_us)
-    known = _gaps_of(folder)
     try:
-        for part in store.state.parts.values():
-            log = store.log_of(part.part)
-            for gap in damaged_of(files, log.folder, part.first, part.end):
-                if not any(low <= gap.low and gap.high <= high for low, high in known.get(part.part, ())):
-                    raise StateDamaged(f"{log.folder}: offsets {gap.low} to {gap.high - 1} of the snapshot are missing or damaged")
+        return [
+            (part.part, gap)
+            for part in store.state.parts.values()
+            for gap in damaged_of(files, store.log_of(part.part).folder, part.first, part.end)
+        ]
     finally:
         files.close()
 

@@ -148,7 +148,7 @@ class PartLog:
         self._rolled = bool(self.segments and self.segments[-1].size)
 
     def patch(self, blocks: Sequence[Stored]) -> Patch:
-        """Where blocks belong that follow each other and fill a gap."""
+        """Place of blocks that follow each other and fill a gap."""
         low, data = blocks[0].stamp.base, b"".join(each.data for each in blocks)
         segment = self.segment_at(low)
         if segment is None:
