@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from cluster.core.cancellation import to_its_end
 from cluster.replication.model import Entry
@@ -33,6 +34,7 @@ MAX_BYTES: Final = 128 << 20
 """The same. Policy: above it nothing is applied."""
 RETRY_S: Final = 0.5
 """Interval of retries while the disk is full."""
+T = TypeVar("T")
 GAPS: Final = "gaps"
 """File of a snapshot: a line for each gap that its replica has itself."""
 
@@ -63,6 +65,7 @@ class Machine:
         self.opened = False
         self._writing = asyncio.Lock()
         """Held while the store is written, copied, replaced or closed."""
+        self._thread = ThreadPoolExecutor(1, "topic-flush")
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -149,7 +152,7 @@ class Machine:
         store = self.store
         flush = store.freeze()
         try:
-            await to_its_end(asyncio.to_thread(store.write, flush))
+            await self._in_thread(store.write, flush)
         except DiskFull as full:
             self.full = str(full)
             raise
@@ -157,7 +160,11 @@ class Machine:
         gone = store.finish(flush)
         self.flushes += 1
         if gone.files or gone.folders:
-            await to_its_end(asyncio.to_thread(store.remove, gone))
+            await self._in_thread(store.remove, gone)
+
+    async def _in_thread(self, work: Callable[[T], None], argument: T) -> None:
+        """Work in a thread of its own: however much is read, flushes go on."""
+        await to_its_end(asyncio.get_running_loop().run_in_executor(self._thread, work, argument))
 
     async def _run(self) -> None:
         while True:
@@ -237,6 +244,7 @@ class Machine:
         async with self._writing:
             self.opened = False
             self._close()
+        self._thread.shutdown(wait=False)
 
     def _close(self) -> None:
         self._table.close()
@@ -269,14 +277,12 @@ def _check(folder: Path) -> None:
 
 def _damaged(folder: Path) -> list[tuple[int, Gap]]:
     """Check every block of a snapshot; returns the gaps, by part. Raises StateDamaged, DiskFailed."""
-    table = LmdbTable(folder / folders.TABLE)
+    files, table = DiskFiles(folder), LmdbTable(folder / folders.TABLE)
+    store = Store(files, table)
     try:
-        found, applied, clock_us = table.read()
+        store.load()
     finally:
         table.close()
-    files = DiskFiles(folder)
-    store = Store(files, table)
-    store.state.load(found, applied, clock_us)
     try:
         return [
             (part.part, gap)

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from pixiu.wire.block import STAMP_BYTES, Block, Stamp, stamped
 from topic.storage.files import Files
-from topic.storage.segment import Gap, Segment, Stored, base_of, heads_of, name_of, read_segment
+from topic.storage.segment import Gap, Segment, Stored, base_of, heads_of, name_of, read_segment, whole_heads_of
 
 SEGMENT_BYTES: Final = 16 << 20
 
@@ -33,6 +33,13 @@ class Run(NamedTuple):
     """(stamp, block, count)."""
 
 
+class Last(NamedTuple):
+    """The last file of a part after a flush."""
+
+    base: int
+    size: int
+
+
 class Writing(NamedTuple):
     """Everything of a part that a flush writes and syncs."""
 
@@ -45,6 +52,7 @@ class Writing(NamedTuple):
     """True if the folder is to be synced."""
     end: int
     """Offset up to which everything is durable then."""
+    last: Last
 
 
 class Patch(NamedTuple):
@@ -89,33 +97,36 @@ class PartLog:
         self.gaps: list[Gap] = []
         """Offsets that were missing when the part was opened."""
 
-    def open(self, first: int, end: int) -> None:
-        """Find what is there. The state says that [first, end) was synced: what is missing of it is a gap. What is whole beyond
-        `end` is kept: the log's replay brings it again. What is torn is cut."""
+    def open(self, first: int, end: int, last: Last) -> None:
+        """Find what is there, by names and sizes alone. The state says that [first, end) was synced, in files up to the last one:
+        what is missing at the end is a gap. What lies beyond goes: the log's replay brings it again. A new file follows."""
         self._files.make_folder(self.folder)
         bases = [base for name in self._files.names(self.folder) if (base := base_of(name)) is not None]
-        self.segments = [Segment(self._path(base), base, behind) for base, behind in pairwise([*bases, end])]
-        at = first
-        while self.segments and self.segments[-1].base > end:
-            self._files.remove(self.segments.pop().path)  # the replay brings it again
-        for segment in self.segments:
-            segment.size = self._files.size(segment.path)
-        if self.segments:
-            last, size = self.segments[-1], self.segments[-1].size
-            last.scan(self._files)
-            at = last.end
-            if at >= end:
-                self._files.truncate(last.path, last.size)
-                self._dirty[last.path] = None
-            else:  # it is damaged, and left as it is; a new segment follows
-                last.close(size, end)
-                self._rolled = True
-        self._new_folder = False
+        for base in bases:
+            if base >= end:
+                self._files.remove(self._path(base))
+        bases = [base for base in bases if base < end]
+        self.segments = [
+            Segment(self._path(base), base, behind, self._files.size(self._path(base))) for base, behind in pairwise([*bases, end])
+        ]
+        found = self.segments[-1] if self.segments else None
+        if found is not None and found.base == last.base and found.size > last.size:
+            self._files.truncate(found.path, last.size)
+            found.size = last.size
+            self._dirty[found.path] = None
+        self._new_folder, self._rolled = False, True
         self._new_names = True  # a killed process may have made some and synced none
-        self.end = max(at, end)
-        if max(at, first) < end:
-            self.gaps.append(self.gap_at(max(at, first)))
-        self.synced = min(self.end, end)
+        self.end = self.synced = end
+        if first < end and (found is None or (found.base, found.size) != last):
+            self.gaps.append(self._missing(first))
+
+    def _missing(self, first: int) -> Gap:
+        """The gap at the end, or the first part of it."""
+        at = first
+        if self.segments:
+            last = self.segments[-1]
+            at = max([first, last.base, *(stamp.base + count for stamp, count, _ in whole_heads_of(self._files, last))])
+        return self.gap_at(at)
 
     def _path(self, base: int) -> str:
         return f"{self.folder}/{name_of(base)}"
@@ -173,17 +184,18 @@ class PartLog:
         if not (self._tail or self._dirty or self._new_names):
             return None
         runs, last = list[Run](), self.segments[-1] if self.segments and not self._rolled else None
-        path, size, end = (last.path, last.size, last.end) if last else ("", 0, -1)
+        path, base, size, end = (last.path, last.base, last.size, last.end) if last else ("", 0, 0, -1)
         for stamp, block, count in self._tail:
             if end != stamp.base or size >= self._segment_bytes:
-                path, size = self._path(stamp.base), 0
+                path, base, size = self._path(stamp.base), stamp.base, 0
                 runs.append(Run(path, True, 0, []))
             elif not runs:
                 runs.append(Run(path, False, size, []))
             runs[-1].blocks.append((stamp, block, count))
             size, end = size + STAMP_BYTES + len(block), stamp.base + count
         paths = list(dict.fromkeys((*self._dirty, *(run.path for run in runs))))
-        return Writing(self.folder, self._new_folder, runs, paths, self._new_names or any(run.new for run in runs), self.end)
+        names = self._new_names or any(run.new for run in runs)
+        return Writing(self.folder, self._new_folder, runs, paths, names, self.end, Last(base, size))
 
     def written(self, writing: Writing) -> None:
         """Take over what a flush has written and synced."""
@@ -203,6 +215,8 @@ class PartLog:
 
     def trim(self, first: int) -> list[str]:
         """Forget the segments that lie wholly below an offset; the last one stays. Returns their files, to be removed."""
+        if len(self.segments) < 2 or self.segments[1].base > first:
+            return []
         below = sum(behind.base <= first for behind in self.segments[1:])
         gone = [segment.path for segment in self.segments[:below]]
         if gone:

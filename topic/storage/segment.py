@@ -164,6 +164,16 @@ def heads_of(files: Files, path: str, base: int) -> Iterator[tuple[Stamp, int, i
         base, at = base + count, at + size
 
 
+def whole_heads_of(files: Files, segment: Segment) -> Iterator[tuple[Stamp, int, int]]:
+    """The same of those blocks that lie in the file as a whole."""
+    place = 0
+    for stamp, count, size in heads_of(files, segment.path, segment.base):
+        place += size
+        if place > segment.size:
+            return
+        yield stamp, count, size
+
+
 def read_segment(files: Files, segment: Segment, offset: int, max_bytes: int) -> list[Stored]:
     """Checked blocks of a segment from the one that holds an offset on, at least one if that can be read. May be called in a
     thread."""

@@ -13,7 +13,8 @@ Source: docs/topics.md, "How it is stored", docs/replication.md, "Use by a role"
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -23,12 +24,17 @@ from topic.entries import number_of, part_id, topic_of
 from topic.state.state import State
 from topic.storage.cache import Blocks
 from topic.storage.files import Files
-from topic.storage.part_log import SEGMENT_BYTES, PartLog, Writing, sync_part, write_part
+from topic.storage.part_log import SEGMENT_BYTES, Last, PartLog, Writing, sync_part, write_part
 from topic.storage.segment import Gap, Stored
 
 FOLDER: Final = "parts"
 READ_AHEAD_BYTES: Final = 256 << 10
 CACHE_BYTES: Final = 64 << 20
+NO_FILE: Final = Last(-1, 0)
+LAST_KEY: Final = b"\1"
+"""First byte of the keys of rows that are not the state's: u64 part → `Last` of it."""
+_U64: Final = struct.Struct(">Q")
+_LAST: Final = struct.Struct("<QQ")
 
 
 class Table(Protocol):
@@ -48,6 +54,8 @@ class Flush:
     applied: int
     clock_us: int
     rows: Sequence[tuple[bytes, bytes | None]]
+    lasts: Sequence[tuple[bytes, bytes | None]]
+    """Rows of the last files of parts."""
     parts: Mapping[int, Writing]
     firsts: Mapping[int, int]
     """Part → lowest offset that is kept, of all parts."""
@@ -93,14 +101,20 @@ class Store:
     def open(self) -> None:
         """Read what is there. Raises StateDamaged, DiskFull, DiskFailed."""
         self.files.make_folder(FOLDER)
-        found, applied, clock_us = self._table.read()
-        self.state.load(found, applied, clock_us)
-        self.flushed = applied
+        lasts = self.load()
+        self.flushed = self.state.applied
         for name in self.files.names(FOLDER):
             if _part_in(name) not in self.state.parts:
                 self.files.remove_folder(f"{FOLDER}/{name}")
         for part in self.state.parts.values():
-            self.log_of(part.part).open(part.first, part.end)
+            self.log_of(part.part).open(part.first, part.end, lasts.get(part.part, NO_FILE))
+
+    def load(self) -> dict[int, Last]:
+        """Read the table into the state. Returns the last file of each part that has any. Raises StateDamaged."""
+        found, applied, clock_us = self._table.read()
+        lasts = {_U64.unpack_from(key, 1)[0]: Last(*_LAST.unpack(value)) for key, value in found.items() if key[:1] == LAST_KEY}
+        self.state.load({key: value for key, value in found.items() if key[:1] != LAST_KEY}, applied, clock_us)
+        return lasts
 
     def log_of(self, part: int) -> PartLog:
         """The blocks of a part; made if they are not there yet."""
@@ -148,14 +162,17 @@ class Store:
         self._unsaved += self.state.changes()
         firsts = {part.part: part.first for part in self.state.parts.values()}
         parts = {part: writing for part, log in self.logs.items() if (writing := log.freeze())}
-        return Flush(self.state.applied, self.state.clock_us, list(self._unsaved), parts, firsts, list(self._dropped))
+        lasts = [(_last_key(part), _LAST.pack(*writing.last)) for part, writing in parts.items() if writing.runs]
+        gone = [(_last_key(part), None) for part in self._dropped if part not in self.logs]
+        rows = list(self._unsaved)
+        return Flush(self.state.applied, self.state.clock_us, rows, [*lasts, *gone], parts, firsts, list(self._dropped))
 
     def write(self, flush: Flush) -> None:
         """Make it durable; may be called in a thread. Raises DiskFull, DiskFailed: it can be done again, with what came since."""
         for writing in flush.parts.values():
             write_part(self.files, writing)
         self._sync(flush.parts.values())
-        self._table.write(flush.rows, flush.applied, flush.clock_us)
+        self._table.write([*flush.rows, *flush.lasts], flush.applied, flush.clock_us)
 
     def _sync(self, parts: Iterable[Writing]) -> None:
         for writing in parts:
@@ -203,15 +220,19 @@ class Store:
                 if isinstance(each, Stored):
                     self.cache.put(part, each.stamp, each.block)
 
-    def blocks(self, part: int, low: int, high: int) -> Iterator[tuple[Stamp, Block]]:
-        """The blocks that hold the messages [low, high) of a part, or the first of them; none if the first cannot be read."""
+    def blocks(self, part: int, low: int, high: int) -> list[tuple[Stamp, Block]]:
+        """The blocks that hold the messages [low, high) of a part, or the first of them; none if the first cannot be read. What is
+        not in memory is read now, once."""
+        blocks, may_read = list[tuple[Stamp, Block]](), True
         while low < high:
-            found = self.find(part, low) or self._read(part, low)
+            found = self.find(part, low)
+            if found is None and may_read:
+                found, may_read = self._read(part, low), False
             if found is None:
-                return
-            yield found
-            stamp, block = found
-            low = stamp.base + block.count
+                break
+            blocks.append(found)
+            low = found[0].base + found[1].count
+        return blocks
 
     def _read(self, part: int, offset: int) -> tuple[Stamp, Block] | None:
         """Read ahead from the disk, now. Offsets beyond the end are not there."""
@@ -219,6 +240,10 @@ class Store:
         self.keep(part, found := log.read(offset, READ_AHEAD_BYTES) if log else ())
         first = found[0] if found else None
         return (first.stamp, first.block) if isinstance(first, Stored) else None
+
+
+def _last_key(part: int) -> bytes:
+    return LAST_KEY + _U64.pack(part)
 
 
 def _folder_of(part: int) -> str:
