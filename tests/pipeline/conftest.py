@@ -24,7 +24,7 @@ SMALL = [f"--{name}=1" for name in ("proxies", "brokers", "broker-replicas", "ro
 STORES = [
     "--relay-replicas=1",
     "--topics=2",
-    "--topic-replicas=1",
+    "--topic-replicas=2",
     "--admins=1",
     "--xius=2",
     "--xiu-replicas=2",
