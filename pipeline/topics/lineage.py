@@ -190,7 +190,8 @@ class Parts:
     # --- places
 
     def begin(self, wanted: Wanted, at: Callable[[int], int]) -> Place:
-        """The first place of a query. `at`: the offset of a part by the option with a time.
+        """The first place of a query. `at`: the offset of a part by the option with a time. What follows a part with an offset of its
+        own is read from 0 on, whatever others begin with.
 
         Raises InvalidArgument for a part that is not there, and for one that cannot be read yet.
         """
@@ -198,10 +199,13 @@ class Parts:
         for part in named:
             if part not in self.nodes:
                 raise InvalidArgument(f"there is no part {part}, or it is dropped; there are {_some(self.nodes)}")
-        finished, begun = self.ancestors(named) - named.keys(), Offsets()
+        finished, begun, following = self.ancestors(named) - named.keys(), Offsets(), set(named)
         for number in sorted(self.nodes.keys() - finished):
+            if number not in named and not following.isdisjoint(self.nodes[number].parents):
+                following.add(number)
             if self._may_begin(number, finished):
-                begun[number] = self.resolved(number, wanted.of(number), at)
+                follows = number in following and number not in named
+                begun[number] = 0 if follows else self.resolved(number, wanted.of(number), at)
                 if self._is_finished(number, begun[number]):
                     finished.add(number)
             elif number in named:

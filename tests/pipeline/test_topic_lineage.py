@@ -173,6 +173,9 @@ def test_offsets_of_an_option() -> None:
         with pytest.raises(InvalidArgument, match=said):
             topic.parts.begin(Wanted(EARLIEST, offsets), at_start)
     assert topic.parts.begin(Wanted(LATEST, ((1, 1), (2, 0), (3, -2))), at_start) == done({2: 0, 3: 0}), "as a checkpoint has it"
+    topic.write(0)
+    assert topic.parts.begin(Wanted(LATEST, ((1, 1),)), at_start) == done({2: 0, 3: 0}), "latest is for parts that it does not name"
+    assert topic.parts.begin(Wanted(LATEST, ((2, 0),)), at_start) == done({2: 0, 3: 0})
     assert topic.parts.begin(Wanted(BY_TIME), lambda part: 1 if part == 1 else 0) == done({2: 0, 3: 0})
     with pytest.raises(InvalidArgument, match="is at offset 2 of part 1, which ends at 1"):
         topic.parts.next(done({1: 2}), 0)
