@@ -8,12 +8,15 @@ import json
 import grpc.aio
 import pytest
 
+from pixiu.wire.block import Message, encode
 from pixiu.wire.v1 import topic_pb2 as pb
+from tests.support.logins import Logins
 from tests.support.roles import Roles, at_least
 from tests.support.topics import (
     ORDERS,
     TOPIC,
     Member,
+    Stream,
     Writer,
     append,
     blocks_in,
@@ -212,3 +215,131 @@ async def test_a_replica_that_does_not_lead_names_the_leader(roles: Roles) -> No
         assert await member.get(2) == {0: (b"one", 1), 1: (b"two", 1)}
     roles.start(first, partition=0)
     await in_sync(roles, 2, *names)
+
+
+RULES = """
+[[rule]]
+allow = ["produce"]
+users = ["writer"]
+topics = ["orders"]
+
+[[rule]]
+allow = ["consume"]
+users = ["reader"]
+topics = ["orders"]
+"""
+
+
+async def test_rules_hold_and_the_sender_is_the_login(roles: Roles) -> None:
+    logins = Logins(roles.folder)
+    logins.write_rules(RULES)
+    await roles.layout(topic=1)
+    roles.start("topic-a", partition=0, access_file=logins.file, cluster_key_dir=logins.keys)
+    (node,) = await roles.running("topic-a")
+    await leader(roles, "topic-a")
+    await make_topic(node)
+    with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+        async with Writer(node):
+            pass
+    may_write, may_read = logins.token("writer", 7), logins.token("reader", 8)
+    async with Writer(node, token=may_read) as writer:
+        assert (await writer.write([b"one"], 1)).refusal.code == "NOT_ALLOWED"
+    async with Writer(node, token=may_write) as writer:
+        assert (await writer.write([b"one"], 1)).verdict == pb.WRITE_STORED
+    async with Member(node, token=may_write) as member:
+        assert (await member.stream.next()).end.code == "NOT_ALLOWED"
+    async with Member(node, token=may_read) as member:
+        (delivery,) = (await member.stream.next()).deliveries
+        assert (delivery.sender, delivery.data) == (7, b"one")
+        logins.write_rules(RULES.replace("reader", "another"))
+        while not (reply := await member.stream.next()).end.code:
+            pass
+        assert reply.end.code == "NOT_ALLOWED"
+
+
+async def test_a_member_that_reports_nothing_gets_its_credit_and_others_the_rest(roles: Roles) -> None:
+    await roles.layout(topic=1)
+    roles.start("topic-a", partition=0)
+    (node,) = await roles.running("topic-a")
+    await leader(roles, "topic-a")
+    await make_topic(node)
+    async with Writer(node) as writer, Member(node, credit=5) as slow:
+        await writer.write([b"x" * 1000] * 600, 1)
+        assert sorted(await slow.get(5)) == [0, 1, 2, 3, 4]
+        async with Member(node, credit=1000) as quick:
+            assert sorted(await quick.get(595)) == list(range(5, 600))
+            await quick.report(1, acknowledged=[5, 600])
+            state = await call(node, "Channel", pb.ChannelRequest(topic=ORDERS, channel="c", state=True))
+            (part,) = state.parts
+            assert (part.floor, part.unacknowledged, part.with_members) == (0, 5, 5)
+            assert sorted((each.credit, each.having) for each in part.members) == [(5, 5), (1000, 0)]
+            await slow.stream.__aexit__(None, None, None)
+            assert await quick.get(5) == dict.fromkeys(range(5), (b"x" * 1000, 2))
+
+
+async def test_what_is_malformed_is_refused_and_counted(roles: Roles) -> None:
+    await roles.layout(topic=1)
+    roles.start("topic-a", partition=0)
+    (node,) = await roles.running("topic-a")
+    await leader(roles, "topic-a")
+    await make_topic(node)
+    good = encode([Message(b"x", 0)], topic=TOPIC, part=1, writer=5, first=1)
+    async with Writer(node) as writer:
+        for number, bad in enumerate((b"", b"PB", good[:-1], good[:-1] + b"y", bytes(1 << 20), bytes((1 << 20) + 1))):
+            writer.stream.send(pb.TopicWriteRequest(request=number, block=bad))
+            result = await writer.result()
+            assert (result.request, result.verdict) == (number, pb.WRITE_REFUSED)
+            assert result.refusal.code in ("MALFORMED", "INVALID_ARGUMENT", "RECORD_TOO_LARGE"), result
+        assert (await writer.write([b"x"], 1)).verdict == pb.WRITE_STORED
+    async with Stream(node, "Write") as stream:
+        stream.send(pb.TopicWriteRequest(block=good))
+        assert (await stream.next()).end.code == "INVALID_ARGUMENT"
+    async with Stream(node, "Consume") as stream:
+        stream.send(pb.ConsumeRequest(credit=5))
+        assert (await stream.next()).end.code == "INVALID_ARGUMENT"
+    async with Member(node, channel="nothing") as member:
+        assert "no channel nothing" in (await member.stream.next()).end.text
+    async with Member(node) as member:
+        await member.get(1)
+        assert (await member.report(1, acknowledged=[0])).refusal.code == "INVALID_ARGUMENT"
+        assert list((await member.report(9, acknowledged=[0, 1 << 60])).acknowledged) == []
+        assert list((await member.report(1, acknowledged=[0, 1 << 60])).acknowledged) == [0, 1]
+    for wrong in (pb.TopicReadRequest(topic="nothing", part=1), pb.TopicReadRequest(topic=ORDERS, part=9)):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"NOT_SERVED|WRONG_PARTITION"):
+            await call(node, "Read", wrong)
+    assert (await append(node, en.BLOCK, good)).refusal.code == "NOT_SERVED"
+    assert (await append(node, en.OPEN, b"{")).refusal.code == "MALFORMED"
+    assert await roles.metric(node, "refused_before_core_total") >= 3
+    assert await roles.metric(node, "malformed_total") == 3
+
+
+async def test_retention_drops_segments_and_says_so(roles: Roles) -> None:
+    await roles.layout(topic=1)
+    roles.start("topic-a", partition=0, flush_interval_s=0.05, retention_interval_s=0.1)
+    (node,) = await roles.running("topic-a")
+    await leader(roles, "topic-a")
+    await make_topic(node, retention_bytes=18 << 20)
+    async with Writer(node) as writer:
+        for number in range(1, 51):
+            assert (await writer.write([b"x" * 1_000_000], number)).verdict == pb.WRITE_STORED
+    first = 0
+
+    async def trimmed() -> bool:
+        nonlocal first
+        first = (await call(node, "Read", pb.TopicReadRequest(topic=ORDERS, part=1, offset=50))).first
+        return bool(first > 20)
+
+    await until(trimmed, "two dropped segments")
+    found = await call(node, "Read", pb.TopicReadRequest(topic=ORDERS, part=1, offset=0))
+    assert (found.gap_low, found.gap_high, found.next, found.blocks) == (0, first, first, b"")
+    folder = roles.folder / "topic-a/state/parts"
+    await until(lambda: _are(sum(path.stat().st_size for path in folder.rglob("*.seg")) < 40 << 20), "files that are gone")
+    state = await call(node, "Channel", pb.ChannelRequest(topic=ORDERS, channel="c", state=True))
+    assert [(part.floor, part.lost) for part in state.parts] == [(first, first)]
+    assert (await append(node, en.TOPIC, en.TopicSettings(TOPIC, ORDERS, deleted=True).encode())).ok
+    assert (await append(node, en.DROP, en.encode_drop(en.part_id(TOPIC, 1)))).ok
+    await until(lambda: _are(not list(folder.iterdir())), "a folder that is gone")
+
+
+async def _are(found: bool) -> bool:
+    return found

@@ -30,10 +30,11 @@ OWN_CHANNELS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_messag
 class Stream:
     """A stream of requests and replies. Usable by `async with`."""
 
-    def __init__(self, node: Node, method: str) -> None:
+    def __init__(self, node: Node, method: str, token: str = "") -> None:
         self._channel = grpc.aio.insecure_channel(node.client_address, options=OWN_CHANNELS)
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
-        self._call: Any = getattr(pb_grpc.TopicLogStub(self._channel), method)(self._send())
+        login = (("authorization", f"Bearer {token}"),) if token else ()
+        self._call: Any = getattr(pb_grpc.TopicLogStub(self._channel), method)(self._send(), metadata=login)
         self.replies = self._replies()
 
     async def _send(self) -> AsyncIterator[Any]:
@@ -65,8 +66,8 @@ class Stream:
 class Writer:
     """One writer of one part, by one stream."""
 
-    def __init__(self, node: Node, writer: int = 5, part: int = 1, topic: int = TOPIC) -> None:
-        self.stream = Stream(node, "Write")
+    def __init__(self, node: Node, writer: int = 5, part: int = 1, topic: int = TOPIC, token: str = "") -> None:
+        self.stream = Stream(node, "Write", token)
         self._writer, self._part, self._topic = writer, part, topic
         self._requests = itertools.count(1)
         self.stream.send(pb.TopicWriteRequest(client="test"))
@@ -101,8 +102,10 @@ class Writer:
 class Member:
     """One member of a channel."""
 
-    def __init__(self, node: Node, credit: int = 100, topic: str = ORDERS, channel: str = "c", **hello: Any) -> None:
-        self.stream = Stream(node, "Consume")
+    def __init__(
+        self, node: Node, credit: int = 100, topic: str = ORDERS, channel: str = "c", token: str = "", **hello: Any
+    ) -> None:  # fmt: skip
+        self.stream = Stream(node, "Consume", token)
         self._requests = itertools.count(1)
         self._came: dict[int, tuple[bytes, int]] = {}
         wanted = pb.ConsumeHello(topic=topic, channel=channel, member="test", credit=credit, **hello)
@@ -190,9 +193,11 @@ async def read_all(node: Node, part: int = 1, start: int = 0) -> dict[int, bytes
         start = reply.next
 
 
-async def make_topic(node: Node, parts: Sequence[int] = (1,), ordered: bool = False, **channel: Any) -> None:
+async def make_topic(
+    node: Node, parts: Sequence[int] = (1,), ordered: bool = False, retention_bytes: int = 0, **channel: Any
+) -> None:  # fmt: skip
     """A topic with parts of equal ranges, and a channel `c`."""
-    wanted = en.TopicSettings(TOPIC, ORDERS)
+    wanted = en.TopicSettings(TOPIC, ORDERS, retention_bytes=retention_bytes)
     await until(lambda: _done(node, en.TOPIC, wanted.encode()), "a topic")
     step = 65_536 // len(parts)
     for place, part in enumerate(parts):

@@ -14,7 +14,8 @@ Source: docs/topics.md, "How it is stored", docs/replication.md, "Use by a role"
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -28,6 +29,9 @@ from topic.storage.part_log import SEGMENT_BYTES, Last, PartLog, Writing, sync_p
 from topic.storage.segment import Gap, Stored
 
 FOLDER: Final = "parts"
+PARTS_IN_LINE: Final = 32
+"""Number of parts in a flush from which on several are synced at once: the file system joins what it has to wait for."""
+SYNCS_AT_ONCE: Final = 8
 READ_AHEAD_BYTES: Final = 256 << 10
 CACHE_BYTES: Final = 64 << 20
 NO_FILE: Final = Last(-1, 0)
@@ -171,12 +175,17 @@ class Store:
         """Make it durable; may be called in a thread. Raises DiskFull, DiskFailed: it can be done again, with what came since."""
         for writing in flush.parts.values():
             write_part(self.files, writing)
-        self._sync(flush.parts.values())
+        self._sync(list(flush.parts.values()))
         self._table.write([*flush.rows, *flush.lasts], flush.applied, flush.clock_us)
 
-    def _sync(self, parts: Iterable[Writing]) -> None:
-        for writing in parts:
-            sync_part(self.files, writing)
+    def _sync(self, parts: Sequence[Writing]) -> None:
+        if len(parts) < PARTS_IN_LINE:
+            for writing in parts:
+                sync_part(self.files, writing)
+            return
+        with ThreadPoolExecutor(SYNCS_AT_ONCE, "topic-sync") as pool:
+            for synced in [pool.submit(sync_part, self.files, writing) for writing in parts]:
+                synced.result()
 
     def finish(self, flush: Flush) -> Gone:
         """Take over what is durable. Returns the files that can go."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from cluster.replication.core.events import Accepted
 from cluster.store.events import LeaderChanged
@@ -99,7 +99,7 @@ class ForgetsParents(Core):
 class TrimsBeforeSync(Store):
     """The journal is trimmed before the segments are synced."""
 
-    def _sync(self, parts: Iterable[Writing]) -> None:
+    def _sync(self, parts: Sequence[Writing]) -> None:
         pass
 
 
