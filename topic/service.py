@@ -36,6 +36,7 @@ from topic.clients.members import Members
 from topic.clients.reads import Reads
 from topic.clients.writes import Writes
 from topic.core import Core, Counters
+from topic.entries import topic_of
 from topic.groups import Parents, TopicGroups
 from topic.mending import Mending
 from topic.options import Options
@@ -50,6 +51,10 @@ from topic.storage.store import Store
 DRAIN_POLL_S: Final = 0.02
 BEHIND_RETRY_MS: Final = 200
 RATES_S: Final = 5.0
+MAX_SUMMED: Final = 20_000
+"""Channels times parts above which the metrics have no backlogs."""
+MAX_NAMED: Final = 256
+"""Topics with a backlog in the metrics."""
 FAILED: Final = "topic_state_failed"
 SET_ASIDE: Final = "topic_state_set_aside"
 
@@ -273,6 +278,17 @@ class Service(StoreShell):
     def _look_at_rates(self) -> None:
         self._rates.look({part: (log.appended_bytes, log.end) for part, log in self.store.logs.items()}, time.monotonic())
 
+    def _backlogs(self) -> dict[str, int]:
+        """Most messages beyond a channel's floor in one part, by topic, on a leader."""
+        state, found = self.store.state, dict[str, int]()
+        if not self._epoch or len(state.progress) > MAX_SUMMED:
+            return found
+        for (_, number), progress in state.progress.items():
+            topic, part = state.topics.get(topic_of(number)), state.parts.get(number)
+            if topic is not None and part is not None and (topic.name in found or len(found) < MAX_NAMED):
+                found[topic.name] = max(found.get(topic.name, 0), part.end - progress.acks.floor)
+        return found
+
     def _samples(self) -> dict[str, object]:
         machine = self._machine
         if not machine.opened:
@@ -292,6 +308,9 @@ class Service(StoreShell):
             "unwritten_bytes": store.tail_bytes,
             "cached_bytes": store.cache.size,
             "stored_bytes": sum(log.stored_bytes for log in store.logs.values()),
+            "backlog_messages{topic}": self._backlogs(),
+            "appended_bytes": sum(log.appended_bytes for log in store.logs.values()),
+            "damaged": int(bool(self._mending.open())),
             "gaps": len(self._mending),
             "scrubbed_bytes_total": self._repairer.scrubbed,
             "gaps_mended_total": self._mending.mended,
