@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 
 from pixiu.wire.block import Message, encode
+from pixiu.wire.v1 import level_pb2 as pb_level
 from pixiu.wire.v1 import topic_pb2 as pb
 from tests.support.logins import Logins
 from tests.support.roles import Roles, at_least
@@ -43,7 +44,7 @@ async def test_blocks_are_written_read_and_consumed(roles: Roles) -> None:
         again = await writer.write([b"one", b"two", b"three"], 1)
         assert (again.verdict, again.base) == (pb.WRITE_REPEATED, 0)
         assert (await writer.write([b"five"], 5)).verdict == pb.WRITE_HOLE
-        assert (await writer.write([b"four"], 4)).base == 3
+        assert (await writer.write([b"four"], 4, level=pb_level.PERSISTED)).verdict == pb.WRITE_STORED
     assert await read_all(node) == {0: b"one", 1: b"two", 2: b"three", 3: b"four"}
     async with Member(node, credit=3) as member:
         assert await member.get(3) == {0: (b"one", 1), 1: (b"two", 1), 2: (b"three", 1)}

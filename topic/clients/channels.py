@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
-from pixiu.errors import NotServed
+from pixiu.errors import InvalidArgument, NotServed
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic import entries as en
 from topic import events as ev
@@ -25,10 +25,10 @@ MAX_DEAD: Final = 1000
 DEFAULT_DEAD: Final = 100
 DEAD_BYTES: Final = 2 << 20
 """Bytes of their messages in one reply; the rest comes with the next."""
-MAX_CHANNELS: Final = 1000
-"""Channels in one reply."""
-MAX_ENTRIES: Final = 4096
-"""Offsets in one RESEND."""
+MAX_VIEWS: Final = 10_000
+"""Pairs of channels and parts in one reply."""
+MAX_OFFSETS: Final = 10_000
+"""Offsets in one request to resend."""
 REASONS: Final = {
     en.Reason.ATTEMPTS: "its attempts are used up: the last member refused it",
     en.Reason.TIMED_OUT: "its attempts are used up: the last member never answered",
@@ -51,7 +51,8 @@ class Channels:
         group.check_reads()
         state = group.store.state
         topic = topic_named(state, request.topic)
-        parts = [part for part in state.parts_of(topic.topic) if not request.parts or en.number_of(part.part) in request.parts]
+        wanted = set(request.parts)
+        parts = [part for part in state.parts_of(topic.topic) if not wanted or en.number_of(part.part) in wanted]
         channels = state.channels_of(topic.topic)
         if request.channel:
             channels = [each for each in channels if each.name == request.channel]
@@ -59,7 +60,7 @@ class Channels:
                 raise NotServed(f"the topic {topic.name} has no channel {request.channel[:128]!r}")
         ask = request.WhichOneof("ask")
         if ask in (None, "state"):
-            return await self._state(channels[:MAX_CHANNELS], parts)
+            return await self._state(channels, parts)
         if not request.channel:
             raise NotServed("name a channel; only the state of all is given at once")
         match ask:
@@ -72,7 +73,12 @@ class Channels:
 
     async def _state(self, channels: Sequence[en.ChannelSettings], parts: Sequence[Part]) -> pb.ChannelReply:
         reply, wanted = pb.ChannelReply(), {part.part for part in parts}
+        if len(channels) * len(parts) > MAX_VIEWS:
+            raise InvalidArgument(
+                f"{len(channels)} channels in {len(parts)} parts are asked for, at most {MAX_VIEWS} pairs at once; name a channel"
+            )
         for channel in channels:
+            await asyncio.sleep(0)  # others have their turn
             for view in self._group.core.describe(channel.channel):
                 if view.part in wanted:
                     reply.parts.append(await self._view(channel.name, view))
@@ -117,9 +123,9 @@ class Channels:
         return reply
 
     async def _resend(self, channel: en.ChannelSettings, parts: Sequence[Part], offsets: Sequence[int]) -> pb.ChannelReply:
-        pieces = [offsets[at : at + MAX_ENTRIES] for at in range(0, len(offsets), MAX_ENTRIES)] or [()]
-        payloads = [en.encode_resend(channel.channel, part.part, piece) for part in parts for piece in pieces]
-        return await self._changed(en.RESEND, payloads)
+        if offsets and (len(parts) != 1 or len(offsets) > MAX_OFFSETS):
+            raise InvalidArgument(f"offsets are of one part, and at most {MAX_OFFSETS} at once; name the part")
+        return await self._changed(en.RESEND, [en.encode_resend(channel.channel, part.part, offsets) for part in parts])
 
     async def _seek(self, channel: en.ChannelSettings, parts: Sequence[Part], ask: pb.SeekChannel) -> pb.ChannelReply:
         payloads = [en.encode_seek(channel.channel, part.part, await self._target(part, ask)) for part in parts]

@@ -33,6 +33,8 @@ MAX_MEMBERS: Final = 10_000
 """Streams of members at one time. Policy: more are refused with OVERLOADED."""
 MAX_REPORTS: Final = 1000
 """Reports of a stream that wait for their commit. Policy: it is not read until some are answered."""
+MAX_NUMBERS: Final = 20_000
+"""Numbers in each list of a report."""
 REPLY_BYTES: Final = 256 << 10
 """Bytes of messages in one reply; one message may have more."""
 UNREADABLE_AGAIN_S: Final = 10.0
@@ -259,13 +261,16 @@ class Members:
             return
         topic = self.group.store.state.topic_named(stream.topic)
         part = part_id(topic.topic if topic is not None else 0, report.part)
+        sizes = len(report.acknowledged), len(report.refused), len(report.touched)
+        if any(size % 2 for size in sizes[:2]) or max(sizes) > MAX_NUMBERS:
+            number = stream.number_of(report.request)
+            text = f"ranges and refused messages are pairs of numbers, and each list of a report has at most {MAX_NUMBERS}"
+            refusal = refusal_of(self.group, InvalidArgument(text))
+            stream.reported(number, pb.ReportResult(part=report.part, refusal=refusal))
+            return
         if report.touched:
             self.group.step(ev.Touched(stream.number, part, report.touched))
-        if len(report.acknowledged) % 2 or len(report.refused) % 2:
-            number = stream.number_of(report.request)
-            refusal = refusal_of(self.group, InvalidArgument("ranges and refused messages are pairs of numbers"))
-            stream.reported(number, pb.ReportResult(part=report.part, refusal=refusal))
-        elif report.acknowledged or report.refused:
+        if report.acknowledged or report.refused:
             acknowledged, refused = iter(report.acknowledged), iter(report.refused)
             ranges = list(zip(acknowledged, acknowledged, strict=True))
             delays = [(offset, delay_ms / 1000) for offset, delay_ms in zip(refused, refused, strict=True)]
