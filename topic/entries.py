@@ -23,6 +23,7 @@ import json
 import struct
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from itertools import chain
 from typing import Any, Final, NamedTuple, get_type_hints
 
 from pixiu.errors import MalformedData
@@ -90,8 +91,12 @@ class Settlement(NamedTuple):
 
     def encode(self) -> bytes:
         """The payload of its entry."""
-        head = _SETTLE.pack(self.channel, self.part, len(self.acknowledged), len(self.deferred), len(self.dead))
-        parts = [head, *(_RANGE.pack(*each) for each in self.acknowledged)]
+        ranges = len(self.acknowledged)
+        head = _SETTLE.pack(self.channel, self.part, ranges, len(self.deferred), len(self.dead))
+        if ranges == 1:
+            parts = [head, _RANGE.pack(*self.acknowledged[0])]
+        else:
+            parts = [head, struct.pack(f"<{2 * ranges}Q", *chain.from_iterable(self.acknowledged))]
         parts += [_DEFERRED.pack(*each) for each in self.deferred]
         parts += [_DEAD.pack(*each) for each in self.dead]
         return b"".join(parts)

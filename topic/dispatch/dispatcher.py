@@ -246,13 +246,15 @@ class Dispatcher:
         queue = self.queues.get(settlement.part)
         if queue is None or queue.flights is not pending.flights:
             return
-        for low, high in settlement.acknowledged:
-            queue.ready.done(low, high)
-        for dead in settlement.dead:
-            queue.ready.done(dead.offset, dead.offset + 1)
+        if self.settings.ordered:
+            for low, high in settlement.acknowledged:
+                queue.ready.done(low, high)
+            for dead in settlement.dead:
+                queue.ready.done(dead.offset, dead.offset + 1)
         if settlement.deferred:
             self._again(queue, settlement, now)
-        self.wake(settlement.part)
+        if self.settings.ordered or settlement.deferred:
+            self.wake(settlement.part)
 
     def _again(self, queue: Queue, settlement: Settlement, now: float) -> None:
         ready, waiting = queue.ready, queue.progress.waiting
@@ -350,7 +352,7 @@ class Dispatcher:
     def pump(self, now: float, out: list[Deliver]) -> list[Pending]:
         """Give members with room what is ready. Returns what is to be committed."""
         found, self.more = list[Pending](), False
-        if self.wants.broken:
+        if self.wants.broken or not any(self._hungry.values()):
             return found
         for tag in self.members.free_tags():
             free, hungry, full = self.members.free(tag), self._hungry.get(tag), list[int]()
@@ -360,12 +362,15 @@ class Dispatcher:
                 queue = self.queues.get(part)
                 if queue is None or queue.missing:
                     continue
-                if self._give(tag, part, queue, now, out):
-                    hungry[part] = None
-                elif queue.ready.more:
-                    full.append(part)
-                    self.more = True
-                found += self._skip(part, queue, now)
+                gave = self._give(tag, part, queue, now, out)
+                if queue.ready.left:
+                    if gave:
+                        hungry[part] = None
+                    else:
+                        full.append(part)
+                        self.more = True
+                if queue.ready.skipped.count:
+                    found += self._skip(part, queue, now)
             for part in full:
                 self._hungry[tag][part] = None
         return found
@@ -378,7 +383,7 @@ class Dispatcher:
         runs = queue.ready.take(tag, room if len(free) == 1 else min(room, BATCH), len(free), queue.part.end, now)
         if len(self._hungry) > 1:
             for other, hungry in self._hungry.items():
-                if other != tag and queue.ready.has(other):
+                if other != tag and (runs or queue.ready.has(other)):
                     hungry[part] = None
         if runs:
             self.members.gave(number, sum(run.high - run.low for run in runs))

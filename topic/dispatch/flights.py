@@ -128,7 +128,7 @@ class Flights:
         """A member needs more time. Returns for how many messages it got it: those that it has."""
         until, found = now + self.timeout_s, 0
         for low, high in ranges(offsets):
-            taken = self._cut(member, low, high)
+            taken = self._cut(member, [(low, high)])
             for each in taken:
                 self._put(member, each._replace(until=until))
                 found += each.high - each.low
@@ -143,17 +143,16 @@ class Flights:
         does not have is passed over. Returns the settlement to be committed; None: there is nothing to settle."""
         if member not in self._held:
             return None
-        taken, done = list[Flight](), list[tuple[int, int]]()
-        for low, high in sorted(acknowledged) if len(acknowledged) > 1 else acknowledged:
-            for flight in self._cut(member, low, high):
-                taken.append(flight)
-                if done and done[-1][1] == flight.low:
-                    done[-1] = done[-1][0], flight.high
-                else:
-                    done.append((flight.low, flight.high))
+        taken = self._cut(member, joined(acknowledged) if len(acknowledged) > 1 else acknowledged)
+        done = list[tuple[int, int]]()
+        for flight in taken:
+            if done and done[-1][1] == flight.low:
+                done[-1] = done[-1][0], flight.high
+            else:
+                done.append((flight.low, flight.high))
         deferred, dead = list[Deferred](), list[Dead]()
         for offset, delay_s in refused:
-            for flight in self._cut(member, offset, offset + 1):
+            for flight in self._cut(member, [(offset, offset + 1)]):
                 taken.append(flight)
                 self._fail(flight, delay_s, Reason.ATTEMPTS, deferred, dead)
         if not taken:
@@ -173,7 +172,7 @@ class Flights:
             assert self._deadlines
             due, member, low, high = self._deadlines.popleft()
             for flight in [each for each in self._between(member, low, high) if each.until <= due]:
-                overdue += [(member, each) for each in self._cut(member, flight.low, flight.high)]
+                overdue += [(member, each) for each in self._cut(member, [(flight.low, flight.high)])]
         return self._give_up(overdue)
 
     def _give_up(self, flights: Sequence[tuple[int, Flight]]) -> list[Pending]:
@@ -193,30 +192,38 @@ class Flights:
             found.append(self._pending(taken, (), deferred, dead))
         return found
 
-    def _cut(self, member: int, low: int, high: int) -> list[Flight]:
-        """Take what a member has of [low, high) from it."""
+    def _cut(self, member: int, ranges: Sequence[tuple[int, int]]) -> list[Flight]:
+        """Take what a member has of ranges, which rise, from it."""
         held = self._held.get(member)
-        if not held or low >= high:
+        if not held or not ranges or ranges[0][0] >= ranges[-1][1]:
             return []
-        at = _first(held, low)
-        behind = at
-        while behind < len(held) and held[behind].low < high:
-            behind += 1
-        if behind == at:
-            return []
-        found = held[at:behind]
-        first, last, left = found[0], found[-1], list[Flight]()
-        if first.low < low:
-            left.append(Flight(first.low, low, first.attempts, first.until))
-            found[0] = Flight(low, first.high, first.attempts, first.until)
-        if last.high > high:
-            left.append(Flight(high, last.high, last.attempts, last.until))
-            found[-1] = Flight(found[-1].low, high, last.attempts, last.until)
+        at, behind = _first(held, ranges[0][0]), bisect_left(held, (ranges[-1][1],))
+        if behind - at > 8 * len(ranges) + SLACK:  # far between what it has
+            return [flight for each in ranges for flight in self._cut(member, [each])]
+        taken, left = list[Flight](), list[Flight]()
+        next_range, count = 0, len(ranges)
+        for flight in held[at:behind]:
+            low, high, attempts, until = flight
+            while next_range < count and ranges[next_range][1] <= low:
+                next_range += 1
+            number = next_range
+            while number < count and low < high:
+                begin, end = ranges[number]
+                if begin >= high:
+                    break
+                if begin > low:
+                    left.append(Flight(low, begin, attempts, until))
+                    low = begin
+                end = min(end, high)
+                taken.append(flight if low == flight.low and end == flight.high else Flight(low, end, attempts, until))
+                self.in_flight -= end - low
+                low, number = end, number + 1
+            if low < high:
+                left.append(flight if low == flight.low else Flight(low, high, attempts, until))
         held[at:behind] = left
         if not held:
             del self._held[member]
-        self.in_flight -= sum(flight.high - flight.low for flight in found)
-        return found
+        return taken
 
     def _put(self, member: int, flight: Flight) -> None:
         insort(self._held.setdefault(member, []), flight)
@@ -246,6 +253,18 @@ def _first(held: Sequence[Flight], low: int) -> int:
     """Index of the first flight that ends beyond an offset."""
     at = bisect_left(held, (low,))
     return at - 1 if at and held[at - 1].high > low else at
+
+
+def joined(found: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, those that touch as one, without empty ones."""
+    rising = list[tuple[int, int]]()
+    for low, high in sorted(found):
+        if rising and low <= rising[-1][1]:
+            if high > rising[-1][1]:
+                rising[-1] = rising[-1][0], high
+        elif low < high:
+            rising.append((low, high))
+    return rising
 
 
 def ranges(offsets: Iterable[int]) -> list[tuple[int, int]]:

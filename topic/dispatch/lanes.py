@@ -68,15 +68,15 @@ class Lanes:
         """Offsets below which some were looked at before, and may be taken."""
         self._lost = progress.lost
         self.skipped = Skipped()
-        self.more = False
+        self.left = False
 
     def take(self, tag: str, limit: int, sharers: int, end: int, now: float) -> list[Run]:
         """See `Ready`: whole batches of lanes."""
         if self._lost != self._progress.lost:
             self._forget_lost()
-        self.more = False
+        all_read = True
         if self._resent or self._next < end:
-            self._read(end, now)
+            all_read = self._read(end, now)
         if self._wake:
             self.wake(now)
         found, turn = list[int](), self._turns.get(tag)
@@ -98,6 +98,7 @@ class Lanes:
                 heapq.heappush(self._wake, (self._due[lane.waiting[0]], slot))
             else:
                 self._enter(slot, lane)
+        self.left = bool(turn) or not all_read
         return self._runs(found)
 
     def _is_free(self, lane: Lane) -> bool:
@@ -145,7 +146,8 @@ class Lanes:
 
     # --- reading
 
-    def _read(self, end: int, now: float) -> None:
+    def _read(self, end: int, now: float) -> bool:
+        """Look at messages. Returns False if there are more, and this is enough for now."""
         while self._resent and self._look_at(self._resent[-1], self._resent[-1] + 1, now):
             self._resent.pop()
         acks, left = self._progress.acks, LOOKED
@@ -153,13 +155,13 @@ class Lanes:
             low, high = acks.next_gap(self._next, end, READ)
             if low >= high:
                 self._next = max(self._next, low)
-                return
+                return True
             number = self._look_at(low, high, now)
             if not number:
-                return
+                return True
             self._next = low + number
             left -= number
-        self.more = left <= 0
+        return left > 0
 
     def _look_at(self, low: int, high: int, now: float) -> int:
         """Put the messages [low, high), or the first of them, into their lanes. Returns how many these were; 0: they cannot be

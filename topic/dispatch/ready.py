@@ -33,8 +33,8 @@ class Ready(Protocol):
     """Interface to either order: messages are taken, and are then done or come again."""
 
     skipped: Skipped
-    more: bool
-    """The last call of `take` stopped at its limit of messages to be looked at."""
+    left: bool
+    """After a call of `take`: more may be ready."""
 
     def take(self, tag: str, limit: int, sharers: int, end: int, now: float) -> list[Run]:
         """Take at most `limit` messages below `end` that a member with this tag may have now, by offset, and not more than a share
@@ -107,7 +107,7 @@ class AnyOrder:
         now: the same moment, monotonic seconds.
     """
 
-    __slots__ = ("_backlog", "_held", "_lost", "_next", "_parked", "_progress", "_sorter", "_waiting", "more", "skipped")
+    __slots__ = ("_backlog", "_held", "_lost", "_next", "_parked", "_progress", "_sorter", "_waiting", "left", "skipped")
 
     def __init__(self, progress: Progress, sorter: Sorter, clock_us: int, now: float) -> None:
         self._progress, self._sorter = progress, sorter
@@ -125,7 +125,7 @@ class AnyOrder:
         """Of them, those that the part's reading passes over, the first at the end."""
         self._lost = progress.lost
         self.skipped = Skipped()
-        self.more = False
+        self.left = False
 
     def take(self, tag: str, limit: int, sharers: int, end: int, now: float) -> list[Run]:
         """See `Ready`."""
@@ -135,7 +135,7 @@ class AnyOrder:
             self.wake(now)
         if self._lost != self._progress.lost:
             self._forget_lost()
-        found, parked, looked, self.more = list[Run](), self._parked.get(tag), 0, False
+        found, parked, looked, self.left = list[Run](), self._parked.get(tag), 0, True
         plain = self._sorter.plain
         while limit > 0:
             if parked:
@@ -148,17 +148,18 @@ class AnyOrder:
             elif plain and not self._backlog:
                 low, high = self._gap(end, limit)
                 if low >= high or tag != FOR_ALL:
+                    self.left = False
                     break
                 self._next = high
                 run = Run(low, high, 1)
             elif looked >= LOOKED:
-                self.more = True
                 break
             elif number := self._sort_some(end, now):
                 looked += number
                 parked = self._parked.get(tag)
                 continue
             else:
+                self.left = False
                 break
             limit -= run.high - run.low
             if found and found[-1].high == run.low and found[-1].attempts == run.attempts:

@@ -7,11 +7,14 @@ Source: docs/topics.md, "Channels".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
 CHUNK_BITS: Final = 12
 CHUNK: Final = 1 << CHUNK_BITS
+MANY: Final = 4
+SHORT: Final = 32
+"""Ranges and offsets in one from which on other ways are faster."""
 _NONE: Final = frozenset[int]()
 
 
@@ -44,6 +47,30 @@ class Acks:
                 chunks[chunk] = chunks.get(chunk, 0) | ((1 << end - begin) - 1) << begin
                 touched.add(chunk)
         return touched
+
+    def add_all(self, ranges: Sequence[tuple[int, int]]) -> Set[int]:
+        """Acknowledge ranges; many short ones cost less than singly. Returns the numbers of the bitmaps that changed or went."""
+        if len(ranges) < MANY:
+            return {chunk for low, high in ranges if low < high for chunk in self.add(low, high)}
+        touched, floor, short = set[int](), self.floor, dict[int, bytearray]()
+        for low, high in ranges:
+            chunk = low >> CHUNK_BITS
+            if low >= high:
+                continue
+            if low <= self.floor:
+                floor = max(floor, high)
+            elif high - low > SHORT or high - 1 >> CHUNK_BITS != chunk:
+                touched |= self.add(low, high)
+            else:
+                bits = short.get(chunk)
+                if bits is None:
+                    bits = short[chunk] = bytearray(CHUNK // 8)
+                for at in range(low & CHUNK - 1, (low & CHUNK - 1) + high - low):
+                    bits[at >> 3] |= 1 << (at & 7)
+        for chunk, bits in short.items():
+            self.chunks[chunk] = self.chunks.get(chunk, 0) | int.from_bytes(bits, "little")
+            touched.add(chunk)
+        return touched | self.raise_floor(floor)
 
     def raise_floor(self, to: int) -> Set[int]:
         """Acknowledge everything below an offset. Returns the numbers of the bitmaps that went."""

@@ -57,9 +57,12 @@ class Progress:
 
     def settle(self, settlement: Settlement, end: int, at_us: int) -> Changes:
         """Take a settlement; what lies at or beyond `end` is ignored, and what is acknowledged stays so."""
-        chunks, offsets = set[int](), list[int]()
-        for low, high in settlement.acknowledged:
-            chunks |= self._acknowledge(low, min(high, end), offsets)
+        chunks, offsets, acknowledged = set[int](), list[int](), settlement.acknowledged
+        if not self.waiting and all(high <= end for _, high in acknowledged):
+            chunks |= self.acks.add_all(acknowledged)
+        else:
+            for low, high in acknowledged:
+                chunks |= self._acknowledge(low, min(high, end), offsets)
         for offset, delay_us, attempts in settlement.deferred:
             if offset < end and self.is_open(offset):
                 self.waiting[offset] = Waiting(at_us + delay_us, attempts)

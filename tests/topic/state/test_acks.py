@@ -13,6 +13,22 @@ offsets = st.one_of(st.integers(0, 40), st.integers(CHUNK - 10, CHUNK + 10), st.
 ranges = st.tuples(offsets, st.integers(0, 50) | st.integers(0, 2 * CHUNK)).map(lambda found: (found[0], found[0] + found[1]))
 
 
+@given(st.integers(0, 30), st.lists(st.lists(ranges, max_size=9), max_size=4))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_many_ranges_at_once_are_the_same(floor: int, added: list[list[tuple[int, int]]]) -> None:
+    once, singly = Acks(floor), Acks(floor)
+    for each in added:
+        before = dict(once.chunks)
+        touched = once.add_all(each)
+        for low, high in each:
+            if low < high:
+                singly.add(low, high)
+        changed = {chunk for chunk in before.keys() | once.chunks.keys() if before.get(chunk) != once.chunks.get(chunk)}
+        assert changed <= touched
+        assert all((offset in once) == (offset in singly) for offset in range(4 * CHUNK))
+        assert once.floor == singly.floor
+
+
 @given(st.integers(0, 30), st.lists(ranges, max_size=12), st.lists(offsets, max_size=5), ranges)
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_it_is_a_set(floor: int, added: list[tuple[int, int]], asked: list[int], within: tuple[int, int]) -> None:
@@ -27,6 +43,10 @@ def test_it_is_a_set(floor: int, added: list[tuple[int, int]], asked: list[int],
     assert acks.floor == next(offset for offset in range(6 * CHUNK) if offset not in plain)
     for offset in asked:
         assert acks.next_missing(offset) == next(each for each in range(offset, 6 * CHUNK) if each not in plain)
+    gaps = {offset for low, high in acks.gaps(*within) for offset in range(low, high)}
+    assert gaps == set(range(*within)) - plain
+    low, high = acks.next_gap(within[0], within[1], 100)
+    assert low >= high or (set(range(low, high)) <= gaps and (high in plain or high in (within[1], low + 100)))
     assert acks.missing_in(*within) == len(set(range(*within)) - plain)
 
 
