@@ -22,6 +22,12 @@ def written(*slots: int, writer: int = 5, first: int = 1, part: int = 1, progres
     return block.encode(messages, topic=TOPIC, part=part, writer=writer, first=first, progress=progress)
 
 
+def said(*fields: dict[str, Any], first: int = 1) -> bytes:
+    """A block with a message for each: fields of `Message`, the slot 1 if none is given."""
+    messages = [block.Message(b"x", each.pop("slot", 1), **each) for each in map(dict, fields)]
+    return block.encode(messages, topic=TOPIC, part=1, writer=9, first=first)
+
+
 class Log:
     """A store with entries applied one by one."""
 

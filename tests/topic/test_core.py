@@ -3,24 +3,28 @@ entry."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
 from cluster.core.contract import END_OF_TURN, NEVER, TICK
-from cluster.replication.core.events import Accepted
+from cluster.replication.core.events import Accepted, Persisted
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pixiu.errors import Overloaded, Refusal
 from pixiu.wire.block import Block, Stamp
-from pixiu.wire.levels import Triple
-from tests.topic.builders import CHANNEL, PART, Log, written
+from pixiu.wire.levels import Level, Triple
+from tests.topic.builders import CHANNEL, PART, TOPIC, Log, written
 from topic import core as topic_core
 from topic import entries as en
 from topic import events as ev
 from topic.core import Core
+from topic.dispatch import channels
 from topic.state.parts import Verdict
 from topic.state.state import Done, Sealed
 from topic.storage.segment import Gap
+
+LEVELS = (Level.ACCEPTED, Level.PERSISTED, Level.REPLICATED)
 
 
 class Leader:
@@ -38,7 +42,7 @@ class Leader:
     def may_deliver(self) -> bool:
         return self.may_read
 
-    def blocks(self, part: int, low: int, high: int) -> Sequence[tuple[Stamp, Block]]:
+    def blocks(self, part: int, low: int, high: int) -> Iterable[tuple[Stamp, Block]]:
         return self.log.store.blocks(part, low, high)
 
     def step(self, *events: ev.Event) -> list[ev.Effect]:
@@ -264,3 +268,209 @@ def test_an_ordered_channel_goes_on_after_a_gap_that_nobody_can_fill() -> None:
     assert ev.Reply(1, Done(True)) in found
     assert leader.log.store.state.progress[CHANNEL, PART].lost == gap.high - gap.low
     assert leader.log.store.state.finished(CHANNEL, PART) is False
+
+
+def joined(member: int = 9, credit: int = 5, **fields: Any) -> ev.Joined:
+    return ev.Joined(member, "orders", fields.pop("channel", "c"), credit, **fields)
+
+
+def ended(effects: list[ev.Effect]) -> tuple[int, str, str]:
+    (effect,) = [each for each in effects if isinstance(each, ev.MemberEnded)]
+    return effect.member, effect.refusal.code, effect.refusal.text
+
+
+def given(effects: list[ev.Effect]) -> list[tuple[int, Sequence[ev.Run]]]:
+    return [(each.member, each.runs) for each in effects if isinstance(each, ev.Deliver)]
+
+
+def test_lower_levels_are_answered_once_and_earlier() -> None:
+    leader = Leader()
+    leader.lead()
+    found = leader.step(
+        *(ev.WriteRequested(3, number, 42, written(number, first=number), level) for number, level in enumerate(LEVELS, 1))
+    )
+    (proposal,) = leader.proposed
+    assert (found, proposal.replicated) == ([], True)
+    first = leader.log.store.state.applied + 1
+    (accepted,) = leader.step(Accepted(proposal.token, 1, first, first + 2))
+    assert accepted == ev.WriteReply(3, 1, Triple(0, 1, first - 1), 1, -1, Verdict.STORED)
+    assert leader.step(Persisted(first)) == []
+    (persisted,) = leader.step(Persisted(first + 2))
+    assert isinstance(persisted, ev.WriteReply)
+    assert (persisted.request, persisted.position) == (2, 2)
+    answers = [leader.log.apply(kind, payload) for kind, payload in proposal.payloads]
+    (replicated,) = leader.step(Committed(first, answers, 2))
+    assert isinstance(replicated, ev.WriteReply)
+    assert (replicated.request, replicated.base, leader.core.counters.blocks) == (3, 2, 3)
+
+
+def test_a_turn_of_lower_levels_needs_no_other_replica() -> None:
+    leader = Leader()
+    leader.lead()
+    leader.step(ev.WriteRequested(3, 1, 42, written(1), Level.ACCEPTED))
+    assert not leader.proposed[0].replicated
+
+
+def test_what_may_be_refused_later_is_answered_late() -> None:
+    """A repetition, and a block behind a seal. A hole is refused at once."""
+    leader = Leader()
+    leader.lead()
+    leader.write(1)
+    leader.commit()
+    assert leader.step(ev.WriteRequested(3, 2, 42, written(1), Level.ACCEPTED)) == []
+    (hole,) = leader.step(ev.WriteRequested(3, 3, 42, written(1, first=9), Level.ACCEPTED))
+    assert isinstance(hole, ev.WriteReply)
+    assert hole.verdict is Verdict.HOLE
+    leader.step(ev.Requested(7, en.SEAL, en.encode_seal(PART, ())))
+    leader.step(ev.WriteRequested(3, 4, 42, written(2, first=2), Level.ACCEPTED))
+    verdicts = [each.verdict for each in leader.commit() if isinstance(each, ev.WriteReply)]
+    assert verdicts == [Verdict.REPEATED, Verdict.SEALED]
+
+
+def test_a_deleted_topic_refuses_writers_and_ends_its_members() -> None:
+    leader = Leader()
+    leader.log.channel()
+    leader.lead()
+    leader.step(joined())
+    leader.step(ev.Requested(7, en.TOPIC, en.TopicSettings(TOPIC, "orders", deleted=True).encode()))
+    leader.write(1)
+    found = leader.commit()
+    assert ended(found)[:2] == (9, "NOT_SERVED")
+    (reply,) = [each for each in found if isinstance(each, ev.WriteReply)]
+    assert reply.refusal is not None
+    assert "deleted" in reply.refusal.text
+    assert "deleted" in ended(leader.step(joined(10)))[2]
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "text"),
+    [
+        (ev.Joined(2, "other", "c", 1), "NOT_SERVED", "nothing of a topic other"),
+        (joined(2, channel="x"), "NOT_SERVED", "no channel x"),
+        (joined(2, filter='[{"header": "a", "equal": "y"}]'), "INVALID_ARGUMENT", "has the filter"),
+        (joined(2, load_test=ev.LoadTest.PASS), "INVALID_ARGUMENT", "load_test = block"),
+    ],
+)
+def test_members_learn_why_they_are_refused(event: ev.Joined, code: str, text: str) -> None:
+    leader = Leader()
+    leader.log.channel(filter='[{"header": "a", "equal": "x"}]')
+    leader.step(LeaderChanged(1), event, joined(1, filter='[{"equal": "x", "header": "a"}]'), TICK)
+    if event.load_test is ev.LoadTest.PASS:  # of two, the first decides
+        assert ended(leader.commit())[:2] == (1, "INVALID_ARGUMENT")
+        return
+    found = ended(leader.commit())
+    assert found[:2] == (2, code)
+    assert text in found[2]
+    assert leader.core.describe(CHANNEL)[0].members == [ev.MemberView("", "", 5, 0)]
+
+
+def test_a_removed_channel_ends_its_members_and_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "MAX_MEMBERS", 1)
+    leader = Leader()
+    leader.log.channel()
+    leader.lead()
+    leader.step(joined())
+    assert ended(leader.step(joined(10)))[:2] == (10, "OVERLOADED")
+    leader.step(ev.Requested(7, en.CHANNEL, en.ChannelSettings(CHANNEL, TOPIC, "c", removed=True).encode()))
+    assert ended(leader.commit())[:2] == (9, "NOT_SERVED")
+    assert leader.core.next_deadline() != float("-inf")
+
+
+def test_a_filter_is_checked_before_it_comes_into_the_log() -> None:
+    leader = Leader()
+    leader.lead()
+    (reply,) = leader.step(ev.Requested(7, en.CHANNEL, en.ChannelSettings(CHANNEL, TOPIC, "c", filter="[]").encode()))
+    assert isinstance(reply, ev.Reply)
+    assert reply.refusal is not None
+    assert (reply.refusal.code, leader.proposed) == ("INVALID_ARGUMENT", [])
+    (reply,) = leader.step(ev.Requested(7, en.SEAL, b"[]"))
+    assert isinstance(reply, ev.Reply)
+    assert reply.refusal is not None
+    assert reply.refusal.code == "MALFORMED"
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_seek_voids_what_members_have(ordered: bool) -> None:
+    leader = Leader()
+    leader.log.channel(ordered=ordered)
+    leader.log.write(1, 2, 3)
+    leader.lead()
+    assert given(leader.step(joined())) == [(9, [(0, 3, 1)])]
+    seek = ev.Requested(7, en.SEEK, en.encode_seek(CHANNEL, PART, 1))
+    (refused,) = leader.step(seek)
+    assert isinstance(refused, ev.Reply)
+    assert refused.refusal is not None
+    assert "force" in refused.refusal.text
+    leader.step(ev.Reported(9, 1, PART, [(0, 1)]), ev.Requested(7, en.SEEK, seek.payload, force=True))
+    assert leader.step(ev.Reported(9, 2, PART, [(1, 3)])) == [ev.ReportReply(9, 2, PART)]
+    assert leader.core.describe(CHANNEL)[0].stuck == ["a seek is on its way"]
+    found = leader.commit()
+    assert ev.Reply(7, Done(True)) in found
+    assert given(found) == [(9, [(1, 3, 1)])]
+    assert leader.core.describe(CHANNEL)[0].with_members == 2
+
+
+def test_a_refused_seek_leaves_the_channel_where_it_was() -> None:
+    leader = Leader()
+    leader.log.channel()
+    leader.log.write(1, 2)
+    leader.lead()
+    leader.step(ev.Requested(7, en.SEEK, en.encode_seek(CHANNEL, PART, 2)))
+    (proposal,) = leader.proposed
+    leader.proposed.clear()
+    assert given(leader.step(joined())) == []
+    assert given(leader.step(Refused(proposal.token, Refusal.of(Overloaded("later"))))) == [(9, [(0, 2, 1)])]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_resent_dead_letters_are_delivered_as_if_for_the_first_time(ordered: bool) -> None:
+    leader = Leader()
+    leader.log.channel(ordered=ordered, max_attempts=1)
+    leader.log.write(1, 2, 3)
+    leader.lead()
+    leader.step(joined())
+    leader.step(ev.Reported(9, 1, PART, [(1, 2)], [(0, 0.0), (2, 0.0)]))
+    leader.commit()
+    assert leader.core.describe(CHANNEL)[0].dead == 2
+    for _ in range(2):
+        leader.step(ev.Requested(7, en.RESEND, en.encode_resend(CHANNEL, PART, [2])))
+    assert given(leader.commit()) == [(9, [(2, 3, 1)])]
+    leader.step(ev.Requested(7, en.RESEND, en.encode_resend(CHANNEL, PART)))
+    assert given(leader.commit()) == [(9, [(0, 1, 1)])]
+    assert leader.core.describe(CHANNEL)[0].unacknowledged == 2
+    leader.step(ev.Reported(9, 1, PART, [(0, 3)]))
+    leader.commit()
+    assert leader.core.describe(CHANNEL)[0].unacknowledged == 0
+
+
+def test_members_learn_which_parts_are_finished() -> None:
+    leader = Leader()
+    leader.log.channel(ordered=True)
+    leader.log.open_part(2, parents=(1,))
+    leader.log.write(1)
+    leader.log.write(1, part=2)
+    leader.lead()
+    assert given(leader.step(joined())) == [(9, [(0, 1, 1)])]
+    leader.step(ev.Reported(9, 1, PART, [(0, 1)]))
+    leader.commit()
+    leader.step(ev.Requested(7, en.SEAL, en.encode_seal(PART, ())))
+    found = leader.commit()
+    assert ev.PartsFinished(9, [PART]) in found
+    assert [each.part for each in found if isinstance(each, ev.Deliver)] == [en.part_id(TOPIC, 2)]
+    assert ev.PartsFinished(10, [PART]) in leader.step(joined(10))
+
+
+def test_a_channel_says_why_its_messages_wait() -> None:
+    leader = Leader()
+    leader.log.channel()
+    leader.log.write(1, 2, 3)
+    (view,) = leader.core.describe(CHANNEL)
+    assert (view.unacknowledged, view.stuck) == (3, ["no member is here"])
+    leader.lead()
+    leader.step(joined(credit=1, name="slow"))
+    (view,) = leader.core.describe(CHANNEL)
+    assert (view.with_members, view.members) == (1, [ev.MemberView("slow", "", 1, 1)])
+    assert view.stuck == ["every member has as many messages as its credit allows, and reports none: slow"]
+    leader.step(ev.Credited(9, 2))
+    assert leader.core.describe(CHANNEL)[0].with_members == 2
+    assert leader.core.describe(99) == []
