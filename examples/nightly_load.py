@@ -4,7 +4,8 @@ pixiu up                                        # in another terminal
 python examples/nightly_load.py readings.csv    # loads the lines of a file into the topic "readings"
 python examples/nightly_load.py readings.csv    # loads what was added to the file since
 
-The topic keeps for the writer "nightly" up to which line it has come. So a run that is killed in the middle is simply started again:
+The topic keeps for the writer "nightly" up to which line it has come. So a run that is killed in the middle is simply started
+again:
 nothing is stored twice, and nothing is left out.
 """
 

@@ -323,6 +323,6 @@ def _channel_part(found: topic_pb2.ChannelPart) -> ChannelPartInfo:
 def _dead(topic: str, found: topic_pb2.DeadMessage) -> DeadMessage:
     sent = found.message
     message = None
-    for span in spans(sent.index, sent.data):
-        message = TopicMessage(Origin(topic, found.part, sent.time_us, sent.sender, sent.writer), sent.base, sent.data, *span)
+    for span in spans(sent.index, data := sent.data):
+        message = TopicMessage(Origin(topic, found.part, sent.time_us, sent.sender, sent.writer), sent.base, data, *span)
     return DeadMessage(found.part, sent.base, found.attempts, found.reason, found.at_us, message)

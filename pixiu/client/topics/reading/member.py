@@ -455,17 +455,18 @@ class ChannelMember:
             self._ended(stream, reply.end, now)
 
     def _delivered(self, stream: MemberCall, found: topic_pb2.Delivery) -> None:
+        data, part, base = found.data, found.part, found.base  # each look at a message's field makes a new object of it
         try:
-            places = list(spans(found.index, found.data))
+            places = list(spans(found.index, data))
         except MalformedData:
             self.core.counters.malformed += 1
             return  # it is not reported, and comes again
-        attempts = found.attempts if len(found.attempts) == len(places) else [1] * len(places)
-        if not self.core.delivered(stream.number, found.part, found.base, len(places), sum(each > 1 for each in attempts)):
+        attempts = list(found.attempts) if len(found.attempts) == len(places) else [1] * len(places)
+        if not self.core.delivered(stream.number, part, base, len(places), sum(each > 1 for each in attempts)):
             return
-        origin = Origin(self._joining.topic, found.part, found.time_us, found.sender, found.writer)
+        origin = Origin(self._joining.topic, part, found.time_us, found.sender, found.writer)
         self._waiting += [
-            ChannelMessage(self, origin, Place(stream.number, found.part, found.base + at), found.data, span, attempts[at])
+            ChannelMessage(self, origin, Place(stream.number, part, base + at), data, span, attempts[at])
             for at, span in enumerate(places)
         ]
         self._arrived.set()

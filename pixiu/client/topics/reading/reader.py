@@ -290,6 +290,9 @@ class TopicReader:
         part, following = each.part.number, max(reply.next, where)
         messages = self._messages(part, reply.blocks, where)
         gap = TopicGap(part, reply.gap_low, reply.gap_high) if reply.gap_high > reply.gap_low else None
+        if each.first and gap is not None and gap.high <= reply.first:
+            gap = None
+        each.first = False
         finished = reply.sealed and following >= reply.committed_end
         if messages or gap is not None or finished or following != where:
             self._batches.append(Batch(part, messages, following, gap, finished))
@@ -329,7 +332,7 @@ class TopicReader:
 def where_of(start: Start) -> Where | dict[int, int]:
     """Check where a reader begins. Raises `InvalidArgument`."""
     if start == "earliest":
-        return "time", 0
+        return 0
     if start == "latest":
         return "end"
     if isinstance(start, Mapping):

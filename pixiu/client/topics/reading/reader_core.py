@@ -34,6 +34,8 @@ class PartRead:
     """From where to read next."""
     next: int | None = None
     """Offset of the next message that the application gets; None: not known yet."""
+    first: bool = False
+    """True if it begins with whatever is kept: what was dropped before is no gap."""
     finished: bool = False
     reading: bool = False
 
@@ -65,7 +67,7 @@ class ReaderCore:
             if start == "end" and part.sealed:
                 self._before.add(part.number)
             elif self._wanted(part):
-                self.parts[part.number] = PartRead(part, start)
+                self.parts[part.number] = PartRead(part, start, first=start == 0)
 
     def _resume(self, start: Mapping[int, int]) -> None:
         parts = self.topic.lineage.parts
