@@ -1,4 +1,4 @@
-"""What a change makes of a topic: the next version of its node, or a refusal. Pure.
+"""Changes of a topic: each makes the next version of its node, or is refused. Pure.
 
 Each function takes the node and returns the new one, which is the same object if nothing changes. Raises a `PixiuError`.
 
@@ -30,7 +30,7 @@ MAX_NEW_PARTS: Final = 4_096
 
 
 class Cluster(NamedTuple):
-    """What a change may have to know of the rest of the cluster."""
+    """The rest of the cluster, as far as a change has to know it."""
 
     places: Places
     numbers: Numbers

@@ -52,7 +52,7 @@ GONE: Final = 1 << 63
 
 @dataclass(slots=True)
 class Counters:
-    """What the core counts."""
+    """Counts since the start of the process."""
 
     changes: int = 0
     changes_refused: int = 0

@@ -1,4 +1,4 @@
-"""Which group gets a new part: the one with the fewest parts, and among those the one with the fewest bytes. Pure.
+"""Groups for new parts: the one with the fewest parts gets the next one, and among those the one with the fewest bytes. Pure.
 
 Source: docs/topics.md, "Administration".
 """

@@ -93,7 +93,7 @@ class Service(RoleShell, admin_pb2_grpc.AdminServicer):
         await self._groups.close()
 
     def health(self) -> dict[str, object]:
-        """Whether this admin leads, what is under way, and what an operator has to look at."""
+        """Report who leads, what is under way, and what an operator has to look at."""
         under_way, strays = self._core.under_way(), self._core.strays()
         faults = [f"topic {name} cannot be read from the registry: {why}" for name, why in self._unreadable.items()]
         if strays:
@@ -204,7 +204,7 @@ class Service(RoleShell, admin_pb2_grpc.AdminServicer):
             self._clients.pop(number, None)
 
     async def Status(self, request: admin_pb2.AdminStatusRequest, context: Any) -> admin_pb2.AdminStatus:
-        """Who leads, and what is under way."""
+        """Report who leads, and what is under way."""
         return admin_pb2.AdminStatus(
             leads=bool(self._core.epoch),
             leader=self._lease.leader,

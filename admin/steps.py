@@ -1,4 +1,4 @@
-"""What is left to be done for a topic: the entries that its groups do not have yet, and the node once they have them. Pure.
+"""Work left for a topic: the entries that its groups do not have yet, and the node once they have them. Pure.
 
     TOPIC at each group ──▶ CHANNEL, OPEN, DROP there
     SEAL at the groups of all parents ──▶ OPEN at the group of a child, with the parents' writers

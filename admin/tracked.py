@@ -1,4 +1,4 @@
-"""What the leading admin keeps in mind of topics and groups; all of it is forgotten with the leadership. Pure.
+"""Topics and groups as the leading admin knows them; all of it is forgotten with the leadership. Pure.
 
 Source: docs/topics.md, "Administration".
 """
@@ -56,13 +56,13 @@ class Topic:
     writing: int = 0
     """Token of the write under way; 0: none."""
     intended: TopicNode | None = None
-    """What is being written; None: the node is being deleted."""
+    """The node that is being written; None: it is being deleted."""
     writes_change: bool = False
     """True if the write is of the first of `changes`."""
     changes: deque[Asked] = field(default_factory=deque)
     waiting: list[Waiting] = field(default_factory=list)
     problem: str = ""
-    """What a group refused, in words."""
+    """An entry that a group refused, in words."""
 
     @property
     def settled(self) -> bool:

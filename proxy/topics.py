@@ -81,13 +81,13 @@ class _Read:
 
 
 class _Cache:
-    """What was read lately, by key. One read serves all who ask meanwhile."""
+    """Results of the latest reads, by key. One read serves all who ask meanwhile."""
 
     def __init__(self) -> None:
         self._reads: dict[object, _Read] = {}
 
     async def get(self, key: object, read: Callable[[], Awaitable[Found]], not_before: float = float("-inf")) -> Found:
-        """What the last read found, or a new read that began not earlier than this (monotonic seconds)."""
+        """Result of the last read, or of a new one that begins not earlier than this (monotonic seconds)."""
         now = time.monotonic()
         found = self._reads.get(key)
         if found is None or found.began < max(now - CACHED_S, not_before) or _failed(found.task):

@@ -45,7 +45,7 @@ class Line(NamedTuple):
     message: Message
 
     def json(self) -> dict[str, Any]:
-        """As JSON."""
+        """The message as JSON."""
         return {
             "part": self.part,
             "offset": self.offset,
@@ -58,7 +58,7 @@ class Line(NamedTuple):
         }
 
     def text(self) -> str:
-        """For people."""
+        """The message in one line, for people."""
         when = datetime.fromtimestamp(self.time_us / 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         key = visible(self.message.key.decode(errors="replace")) if self.message.key is not None else "-"
         return f"{self.part}:{self.offset}\t{when}\t{key}\t{visible(bytes(self.message.body).decode(errors='replace'))}"

@@ -22,7 +22,7 @@ STATES: Final = {
     topic_pb2.PART_SEALING: "sealing",
 }
 GAPS: Final = "unknown"
-"""What is shown of a part whose leader does not answer."""
+"""Text for the size of a part whose leader does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Shown:
         )
 
     def stuck(self) -> list[str]:
-        """What keeps messages from being delivered, and what is not known."""
+        """Reasons why messages wait, and groups that do not answer."""
         said = {f"{each.channel}, part {each.part}: {why}": None for each in self.channels for why in each.stuck}
         return [*said, *(f"group {group} does not answer: {why}" for group, why in sorted(self.failures.items()))]
 
@@ -120,7 +120,7 @@ def channel_json(channel: topic_pb2.TopicChannel) -> dict[str, Any]:
 
 
 def lag_json(lag: Lag) -> dict[str, Any]:
-    """What a channel has not acknowledged, as JSON."""
+    """The lag of a channel as JSON."""
     return {
         "unacknowledged": lag.unacknowledged,
         "with_members": lag.with_members,

@@ -113,7 +113,7 @@ class Topics:
 
     @property
     def context(self) -> TopicContext:
-        """What its calls go through, for commands that show the cluster's own messages."""
+        """The parts of the client that its calls use, for commands that show the cluster's own messages."""
         return self._around
 
     async def create(
