@@ -87,6 +87,9 @@ def deleted(node: TopicNode, change: ev.DeleteTopic, wall_ms: int, members: int 
         raise TopicInUse(f"{members} members read topic {node.name}; `pixiu topic delete {node.name} --force` deletes it anyway")
     if node.purging or (node.deleted_at_ms and not change.now):
         return node
+    if not change.now and any(part.state is PartState.OPENING for part in node.parts):
+        # A group forgets a deleted topic of which it has no part, and could not open one.
+        raise TopicInUse(f"parts of topic {node.name} are being opened; try again, or `pixiu topic delete {node.name} --now`")
     at = node.deleted_at_ms or wall_ms
     return replace(
         node,

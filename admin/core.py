@@ -467,10 +467,10 @@ class Core:
         if event.ok:
             topic.done[step.key] = Done(step.version, event.writers)
             return
-        self.counters.entries_refused += 1
         topic.stale = True
         if topic.node is not None and step.made < topic.node.version:
             return  # the group may know the newer version already
+        self.counters.entries_refused += 1
         topic.problem = f"group {step.group} refuses {entries.NAMES[step.kind]}: {event.why or 'no reason given'}"
         self._held[topic.name] = now + REFUSED_S
         for each in topic.waiting:
