@@ -188,7 +188,8 @@ class Client:
         return WorkerLease(self._name, self.options, channels, lambda: directory.map.proxies, clock_ms, self._uniform)
 
     async def close(self) -> None:
-        """Wait until everything sent is resolved (at most `publish_timeout_s`, for mail `mail_timeout_s`), then disconnect."""
+        """Wait until everything sent is resolved (at most `publish_timeout_s`, for mail `mail_timeout_s`, for durable topics
+        `topic_timeout_s`), then disconnect."""
         directory, publisher, worker, channels = self._directory, self._publisher, self._worker, self._channels
         if directory is None or publisher is None or worker is None or channels is None:
             return

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,24 +155,50 @@ async def test_a_resize_keeps_the_order_of_each_key_for_writers_members_and_read
         assert delivered == expected
 
 
-async def test_a_loader_that_starts_again_stores_nothing_twice(cluster: LocalCluster) -> None:
-    rows = [b"%d" % number for number in range(1, 301)]
-    async with asyncio.timeout(PATIENT_S):
-        async with pixiu.connect(cluster.target) as px:
-            await px.topics.create("rows", parts=4)
-            writer = await px.durable_topic("rows").writer(name="loader").open()
-            assert writer.progress == 0
-            for number, row in enumerate(rows[:200], 1):
-                await writer.send(row, progress=number)
-            # the end of the client does not wait for what is not confirmed
-        async with pixiu.connect(cluster.target) as px:
-            topic = px.durable_topic("rows")
-            async with topic.writer(name="loader") as writer:
-                for number, row in enumerate(rows[writer.progress :], writer.progress + 1):
-                    await writer.send(row, progress=number)
-            async with topic.reader() as reader:
-                read = [(await anext(reader)).body for _ in rows]
-            assert sorted(read, key=int) == rows
+LOADER = """
+import asyncio, sys
+import pixiu
+
+async def main(target):
+    async with pixiu.connect(target, client="loader") as px, px.durable_topic("rows").writer("loader") as writer:
+        for number in range(writer.progress + 1, 10_000_000):
+            await writer.send(b"%d" % number, progress=number)
+            if number % 100 == 0:
+                print(number, flush=True)
+                await asyncio.sleep(0.001)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_a_loader_that_is_killed_and_starts_again_stores_every_row_once(cluster: LocalCluster) -> None:
+    async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target) as px:
+        await px.topics.create("rows", parts=4)
+        topic = px.durable_topic("rows")
+        last = 0
+        for _ in range(3):
+            loader = await asyncio.create_subprocess_exec(sys.executable, "-c", LOADER, cluster.target, stdout=PIPE)
+            assert loader.stdout is not None
+            first = last
+            while last < first + 500:
+                last = int(await loader.stdout.readline())
+            loader.kill()
+            await loader.wait()
+        async with topic.writer("loader") as writer:
+            assert writer.progress > 0
+            for number in range(writer.progress + 1, last + 1):
+                await writer.send(b"%d" % number, progress=number)
+        stored = sum(part.end for part in await ends(px, "rows"))
+        async with topic.reader() as reader:
+            read = [int((await anext(reader)).body) for _ in range(stored)]
+        assert sorted(read) == list(range(1, max(read) + 1))
+        assert max(read) >= last
+
+
+async def ends(px: pixiu.Client, name: str) -> Sequence[pixiu.ChannelPartInfo]:
+    """How much each part of a topic has, as a channel sees it."""
+    await px.topics.set_channel(name, "seen")
+    return await px.topics.channel_state(name, "seen")
 
 
 def leader_of(cluster: LocalCluster, group: int) -> dict[str, Any]:

@@ -46,6 +46,10 @@ class TopicMap:
     deleted_at_ms: int = 0
     """Unix ms; 0: it is not deleted."""
 
+    def replaces(self, other: TopicMap) -> bool:
+        """True if the other topic is gone: this one was deleted, or has only the same name."""
+        return self.id != other.id or self.deleted_at_ms > 0
+
     def group_of(self, part: int) -> int:
         """The group that holds a part; -1: the topic has no such part."""
         found = self.lineage.parts.get(part)

@@ -49,6 +49,7 @@ from pixiu.errors import (
     OutcomeUnknown,
     PixiuError,
     Refusal,
+    UnknownTopic,
 )
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.deadline_timer import DeadlineTimer
@@ -354,7 +355,9 @@ class ChannelMember:
     # --- effects and streams
 
     def _on_topic(self, topic: TopicMap) -> None:
-        if self._open and not self._closed:
+        if self._open and not self._closed and topic.replaces(self.core.topic):
+            self._fail(UnknownTopic(f"the topic {topic.name} was deleted"))
+        elif self._open and not self._closed:
             self._apply(self.core.set_topic(topic, self._loop.time()))
 
     def _fail(self, error: PixiuError) -> None:

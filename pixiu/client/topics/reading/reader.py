@@ -23,7 +23,7 @@ from pixiu.client.topics.reading.reader_core import PartRead, ReaderCore, Where,
 from pixiu.client.topics.reading.received import Origin, TopicMessage
 from pixiu.client.topics.surroundings import TopicContext, ask_leader
 from pixiu.client.topics.topic_map import TopicMap
-from pixiu.errors import InvalidArgument, MalformedData, PixiuError, Unavailable
+from pixiu.errors import InvalidArgument, MalformedData, PixiuError, Unavailable, UnknownTopic
 from pixiu.rpc.backoff import Backoff
 from pixiu.wire.block import HEAD_BYTES, INDEX_BYTES, STAMP, STAMP_BYTES, parse_stored, stored_size
 from pixiu.wire.v1 import topic_pb2
@@ -231,7 +231,9 @@ class TopicReader:
     # --- reading
 
     def _on_topic(self, topic: TopicMap) -> None:
-        if self._core is not None and not self._closed:
+        if self._core is not None and not self._closed and topic.replaces(self._core.topic):
+            self._fail(UnknownTopic(f"the topic {topic.name} was deleted"))
+        elif self._core is not None and not self._closed:
             self._core.set_topic(topic)
             self._begin()
 

@@ -508,7 +508,7 @@ class WriterCore:
 
     def set_topic(self, topic: TopicMap, now: float) -> list[Effect]:
         """Take a newer description of the topic."""
-        if topic.id != self.topic.id or topic.deleted_at_ms:
+        if topic.replaces(self.topic):
             return self.fail(Failure(UnknownTopic.code, f"the topic {topic.name} was deleted"))
         if topic.version < self.topic.version:
             return []
