@@ -190,8 +190,8 @@ class Parts:
     # --- places
 
     def begin(self, wanted: Wanted, at: Callable[[int], int]) -> Place:
-        """The first place of a query. `at`: the offset of a part by the option with a time. What follows a part with an offset of its
-        own is read from 0 on, whatever others begin with.
+        """The first place of a query. `at`: the offset of a part by the option with a time. Parts after one that has an offset of
+        its own are read from 0 on, whatever others begin with.
 
         Raises InvalidArgument for a part that is not there, and for one that cannot be read yet.
         """
