@@ -84,7 +84,8 @@ def altered(node: TopicNode, change: ev.AlterTopic, version: int = 0) -> TopicNo
 def deleted(node: TopicNode, change: ev.DeleteTopic, wall_ms: int, members: int = 0) -> TopicNode:
     """The topic in the bin, or with `now` on its way out. members: of all its channels."""
     if members and not change.force and not node.deleted_at_ms:
-        raise TopicInUse(f"{members} members read topic {node.name}; `pixiu topic delete {node.name} --force` deletes it anyway")
+        who = "1 member reads" if members == 1 else f"{members} members read"
+        raise TopicInUse(f"{who} topic {node.name}; `pixiu topic delete {node.name} --force` deletes it anyway")
     if node.purging or (node.deleted_at_ms and not change.now):
         return node
     if not change.now and any(part.state is PartState.OPENING for part in node.parts):

@@ -26,7 +26,7 @@ keys = "keys.json"
 audience = "pixiu"
 
 [[rule]]
-allow = ["publish", "subscribe", "signal", "mail", "presence"]
+allow = ["publish", "subscribe", "signal", "mail", "presence", "produce", "consume", "channel", "topics"]
 groups = ["demo"]
 """
 DEMO_USER: Final = ("demo", 7, ("demo",))

@@ -272,7 +272,8 @@ class Permissions:
     def require(self, action: str, target: Target) -> None:
         """Raise `NotAllowed` unless the session may do it."""
         if not self.allows(action, target):
-            raise NotAllowed(f"this login may not {action} {name_of(target)}; `pixiu acl test` says which rule decides")
+            may_not = f"has no right to `{action}` with" if action in OF_TOPICS else f"may not {action}"
+            raise NotAllowed(f"this login {may_not} {name_of(target)}; `pixiu acl test` says which rule decides")
 
     def rule_of(self, action: str, target: Target) -> int:
         """Number of the rule that decides, from 1 in the order of the file; `OWN` has the next number, 0: no rule decides."""

@@ -106,7 +106,13 @@ async def test_topics_are_made_changed_and_removed(roles: Roles) -> None:
             await px.topics.resize("orders", [2], bounds=[1])
         state = await px.topics.channel_state("orders", "billing")
         assert sum(part.unacknowledged for part in state) == 1
-        await px.topics.delete("orders")
+        async with px.durable_topic("orders").channel("billing") as messages:
+            async for message in messages:
+                with pytest.raises(TopicInUse, match="1 member reads topic orders"):
+                    await px.topics.delete("orders")
+                await message.ack()
+                break
+        await px.topics.delete("orders", force=True)
         assert await px.topics.list() == []
         assert [topic.name for topic in await px.topics.list(deleted=True)] == ["orders"]
         await px.topics.restore("orders")

@@ -1,0 +1,88 @@
+"""`pixiu topic …` as a person uses it, against processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from tests.support.roles import Roles
+
+
+class Command:
+    """Runs `pixiu topic …` against a cluster."""
+
+    def __init__(self, roles: Roles) -> None:
+        self._target = roles.target()
+
+    async def run(self, *words: str, given: str = "") -> tuple[int, str, str]:
+        """Exit code, output and errors."""
+        command = (sys.executable, "-m", "tools.cli.main", "topic", *words, "--target", self._target)
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+        out, errors = await process.communicate(given.encode())
+        return process.returncode or 0, out.decode(), errors.decode()
+
+    async def json(self, *words: str, given: str = "") -> Any:
+        """The JSON that a command prints."""
+        code, out, errors = await self.run(*words, "--json", given=given)
+        assert code == 0, errors
+        return json.loads(out)
+
+
+async def test_a_topic_from_its_making_to_its_removal(roles: Roles) -> None:
+    await roles.layout(topic=2)
+    for partition, name in enumerate(("topic-a", "topic-b")):
+        roles.start(name, partition=partition)
+    roles.start("admin-a")
+    roles.start("proxy-a")
+    await roles.running("topic-a", "topic-b", "admin-a", "proxy-a")
+    pixiu = Command(roles)
+
+    code, _, errors = await pixiu.run("show", "orders")
+    assert (code, "pixiu topic create orders" in errors) == (2, True), errors
+    made = await pixiu.json("create", "orders", "--retention", "7d")
+    assert (len(made["parts"]), made["retention_s"]) == (2, 604_800)
+    channel = await pixiu.json("channel", "set", "orders", "billing", "--ordered", "--timeout", "5s")
+    assert (channel["mode"], channel["timeout_ms"]) == ("ordered", 5_000)
+
+    written = await pixiu.json("write", "orders", "--split", "=", given="a=1\nb=2\na=3\nno key\n")
+    assert written["written"] == 4
+    code, out, errors = await pixiu.run("read", "orders", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert sorted((line["key"], line["body"]) for line in lines if line["key"]) == [("a", "1"), ("a", "3"), ("b", "2")]
+    assert [line["body"] for line in lines if line["key"] == "a"] == ["1", "3"]
+
+    number = lines[0]["part"]
+    split = await pixiu.json("split", "orders", str(number), "--into", "3")
+    assert [part["state"] for part in split["parts"] if part["number"] == number] == ["sealed"]
+    merged = await pixiu.json("merge", "orders", "3", "4")
+    assert merged["parts"][-1]["parents"] == [3, 4]
+    code, _, errors = await pixiu.run("move", "orders", str(number))
+    assert (code, "only open parts" in errors) == (2, True)
+
+    shown = await pixiu.json("show", "orders")
+    assert sum(part["end"] - part["first"] for part in shown["parts"]) == 4
+    (lag,) = shown["channels"]
+    assert (lag["unacknowledged"], lag["members"]) == (4, 0)
+    assert lag["oldest_s"] > 0
+    assert (await pixiu.json("seek", "orders", "billing", "--to", "end"))["changed"] == 4
+    assert (await pixiu.json("channels", "orders"))["channels"][0]["unacknowledged"] == 0
+    assert (await pixiu.json("dead", "orders", "billing"))["dead"] == []
+    assert (await pixiu.json("resend", "orders", "billing"))["resent"] == 0
+
+    tail = asyncio.create_task(pixiu.run("tail", "orders", "-n", "1", "--json"))
+    while not tail.done():
+        await pixiu.json("write", "orders", given="later\n")
+    code, out, errors = await tail
+    assert (code, json.loads(out)["body"]) == (0, "later"), errors
+
+    await pixiu.json("delete", "orders", "--yes")
+    code, _, errors = await pixiu.run("write", "orders", given="x\n")
+    assert code == 2, errors
+    assert [topic["name"] for topic in (await pixiu.json("list", "--deleted"))["topics"]] == ["orders"]
+    await pixiu.json("restore", "orders")
+    await pixiu.json("channel", "remove", "orders", "billing", "--yes")
+    await pixiu.json("delete", "orders", "--now", "--yes")
+    assert (await pixiu.json("list", "--deleted"))["topics"] == []
