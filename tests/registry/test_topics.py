@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
 from pixiu.discovery.operations import RegistryConflict
 from pixiu.discovery.topics import (
@@ -23,6 +24,7 @@ from pixiu.errors import InvalidArgument, MalformedData, NotLeader
 from pixiu.placement.slots import SLOTS
 from registry.topics import AdminLease, TopicStore
 from tests.support.waiting import until
+from tests.support.zookeeper import connected, expire
 
 NODE = TopicNode("orders", 1, 1, (TopicPart(1, 0, SLOTS, 0),), (TopicChannel(1, "billing"),), retention_s=60)
 
@@ -64,6 +66,20 @@ async def test_a_deposed_admin_writes_nothing(zookeeper: ZooKeeper, root: str) -
     await until(lambda: first.lease.epoch == 3)  # it sees that its epoch is over, and leads in a new one
     assert first.epochs == [1, 0, 3]
     await first.lease.stop()
+
+
+async def test_a_session_that_ends_costs_the_leadership(zookeeper_server: EmbeddedZooKeeper, root: str) -> None:
+    zookeeper = await connected(zookeeper_server)
+    admin = Admin(zookeeper, root, "a")
+    await until(lambda: admin.lease.epoch == 1)
+    await admin.store.load()
+    await expire(zookeeper)
+    await until(lambda: admin.epochs[:2] == [1, 0])
+    await until(lambda: admin.lease.epoch > 1)
+    await admin.store.load()
+    assert await admin.store.write("orders", -1, NODE, Numbers(1, 1)) == 0
+    await admin.lease.stop()
+    await zookeeper.close()
 
 
 async def test_nodes_are_written_by_compare_and_set_with_their_numbers(zookeeper: ZooKeeper, root: str) -> None:
