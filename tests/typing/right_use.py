@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pixiu
 
@@ -70,12 +70,53 @@ async def subscribe() -> list[bytes]:
     return found
 
 
+async def durable_topics() -> None:
+    async with pixiu.connect() as px:
+        info: pixiu.TopicInfo = await px.topics.create("orders", parts=2, retention=timedelta(days=7), if_missing=True)
+        topic: pixiu.DurableTopic = px.durable_topic("orders")
+        receipt: pixiu.TopicReceipt = await topic.send(b"x", key="k", headers={"a": "b"}, level="persisted", timeout_s=3.0)
+        place: tuple[int, int] | None = receipt.position
+        await topic.send_soon(b"x", slot=7, tag="blue", event_time=datetime.now(UTC))
+        async with topic.writer("loader") as writer:
+            soon: pixiu.TopicReceipt = await writer.send(b"x", progress=writer.progress + 1)
+            await writer.flush()
+            await soon
+            triple: pixiu.Triple = writer.triples[info.parts[0].group]
+        async with topic.channel("billing", credit=10, ordered=True, filter=[{"header": "a", "equal": "b"}]) as messages:
+            async for message in messages:
+                found: pixiu.ChannelMessage = message
+                done: bool = await found.ack() or await found.nack(1.5)
+                print(found.key, found.headers["a"], found.attempts, found.time, done)
+
+            async def handle(one: pixiu.ChannelMessage) -> None:
+                one.touch()
+
+            await messages.run(handle, workers=3)
+        async with topic.reader("latest", slots=[1, 2], on_gap=lambda gap: print(gap.part, gap.low)) as reader:
+            async for batch in reader.batches():
+                bodies: list[bytes] = [one.body for one in batch]
+                print(bodies)
+            position: dict[str, int] = reader.position
+        topic.reader(position)
+        topic.reader({1: 5})
+        await px.topics.seek("orders", "billing", "start", force=True)
+        (dead, *_) = await px.topics.dead_letters("orders", "billing")
+        await px.topics.resend("orders", "billing", [dead])
+        print(place, triple.epoch)
+
+
 def synchronous() -> None:
     with pixiu.connect_sync("127.0.0.1:7000", join_timeout_s=1.0) as px:
         with px.inbox(uin=7, device="phone") as inbox:
             for got in inbox:
                 got.acknowledge()
             inbox.run(lambda one: print(one.payload))
+        stored: pixiu.SyncTopicReceipt = px.durable_topic("orders").send(b"x", key="k")
+        print(stored.position, [topic.name for topic in px.topics.list("or")])
+        with px.durable_topic("orders").channel("billing") as messages:
+            for order in messages:
+                acknowledged: bool = order.ack()
+                print(order.body, order.key, acknowledged)
         receipt: pixiu.SyncReceipt = px.room(42).send_soon(b"x")
         receipt.wait(timeout_s=1.0)
         told: pixiu.SyncSignalReceipt = px.room(42).signal(b"x", receipt=True, timeout_s=1.0)

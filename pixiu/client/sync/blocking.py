@@ -168,6 +168,13 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
     return call
 
 
+def _returning(twin: Callable[[Background, T], R], call: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Let `help` and other readers of annotations see the twin that a method returns."""
+    if isinstance(twin, type):
+        call.__annotations__ = {**call.__annotations__, "return": twin}
+    return call
+
+
 def blocking_as(
     twin: Callable[[Background, T], R], method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 ) -> Callable[Concatenate[Any, P], R]:
@@ -177,7 +184,7 @@ def blocking_as(
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return twin(self._background, self._background.run(method(self._wrapped, *args, **kwargs)))
 
-    return call
+    return _returning(twin, call)
 
 
 def sending_as(
@@ -190,7 +197,7 @@ def sending_as(
         self._background.settle()
         return twin(self._background, self._background.run(method(self._wrapped, *args, **kwargs)))
 
-    return call
+    return _returning(twin, call)
 
 
 def in_loop_as(twin: Callable[[Background, T], R], method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], R]:
@@ -203,7 +210,7 @@ def in_loop_as(twin: Callable[[Background, T], R], method: Callable[Concatenate[
 
         return twin(self._background, self._background.run(there()))
 
-    return call
+    return _returning(twin, call)
 
 
 def here(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
@@ -223,7 +230,7 @@ def here_as(twin: Callable[[Background, T], R], method: Callable[Concatenate[Any
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return twin(self._background, method(self._wrapped, *args, **kwargs))
 
-    return call
+    return _returning(twin, call)
 
 
 class TwinWriter(Twin[WriterT]):
