@@ -7,40 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from onebox.embedded import EmbeddedZooKeeper
-from tests.support.replicas import Replicas, Writers
+from tests.support.replicas import Make, Replicas, Writers, making
 from tests.support.waiting import until
-from tests.support.zookeeper import connected
-
-Make = Callable[..., Awaitable[Replicas]]
 
 
 @pytest.fixture
-async def make(own_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[Make]:
-    """Starts replicas by name, and ends them with the test."""
-    made: list[Replicas] = []
-
-    async def start(*names: str, **settings: object) -> Replicas:
-        replicas = Replicas(tmp_path, own_server, **settings)  # type: ignore[arg-type]
-        made.append(replicas)
-        zookeeper = await connected(own_server)
-        await replicas.layout(zookeeper)
-        await zookeeper.close()
-        replicas.start(*names)
-        if names:
-            await replicas.wait_in_sync(len(names))
-        return replicas
-
-    try:
+async def make(zookeeper_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[Make]:
+    async with making(zookeeper_server, tmp_path) as start:
         yield start
-    finally:
-        for replicas in made:
-            await asyncio.to_thread(replicas.stop)
+
+
+@pytest.fixture
+async def make_at(own_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[Make]:
+    """Beside a server that the test may kill."""
+    async with making(own_server, tmp_path) as start:
+        yield start
 
 
 async def test_a_leader_that_hangs_is_replaced_and_follows_when_it_is_back(make: Make) -> None:
@@ -61,8 +48,8 @@ async def test_a_leader_that_hangs_is_replaced_and_follows_when_it_is_back(make:
     writers.check(await replicas.wait_equal("a", "b", "c"))
 
 
-async def test_an_outage_of_zookeeper_stops_nothing_while_all_replicas_live(make: Make, own_server: EmbeddedZooKeeper) -> None:
-    replicas = await make("a", "b")
+async def test_an_outage_of_zookeeper_stops_nothing_while_all_replicas_live(make_at: Make, own_server: EmbeddedZooKeeper) -> None:
+    replicas = await make_at("a", "b")
     async with Writers(replicas) as writers:
         await writers.wait_more(100)
         leader = await replicas.wait_leader()
@@ -74,8 +61,8 @@ async def test_an_outage_of_zookeeper_stops_nothing_while_all_replicas_live(make
     writers.check(await replicas.wait_equal("a", "b"))
 
 
-async def test_sessions_that_end_make_new_incarnations(make: Make, own_server: EmbeddedZooKeeper) -> None:
-    replicas = await make("a", "b")
+async def test_sessions_that_end_make_new_incarnations(make_at: Make, own_server: EmbeddedZooKeeper) -> None:
+    replicas = await make_at("a", "b")
     async with Writers(replicas) as writers:
         await writers.wait_more(100)
         before = await incarnations(replicas)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -15,35 +15,14 @@ import pytest
 from onebox.embedded import EmbeddedZooKeeper
 from tests.support.cluster import PIXIU
 from tests.support.disks import small_disk
-from tests.support.replicas import Replicas, Writers
+from tests.support.replicas import Make, Writers, making
 from tests.support.waiting import until
-from tests.support.zookeeper import connected
-
-Make = Callable[..., Awaitable[Replicas]]
 
 
 @pytest.fixture
-async def make(own_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[Make]:
-    """Starts replicas by name, and ends them with the test."""
-    made: list[Replicas] = []
-
-    async def start(*names: str, folder: Path | None = None, **settings: object) -> Replicas:
-        replicas = Replicas(tmp_path, own_server, **settings)  # type: ignore[arg-type]
-        made.append(replicas)
-        zookeeper = await connected(own_server)
-        await replicas.layout(zookeeper)
-        await zookeeper.close()
-        replicas.start(names[0], folder=folder)
-        await replicas.wait_in_sync(1)
-        replicas.start(*names[1:])
-        await replicas.wait_in_sync(len(names))
-        return replicas
-
-    try:
+async def make(zookeeper_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIterator[Make]:
+    async with making(zookeeper_server, tmp_path) as start:
         yield start
-    finally:
-        for replicas in made:
-            await asyncio.to_thread(replicas.stop)
 
 
 @pytest.fixture
@@ -104,9 +83,7 @@ async def test_a_leader_whose_disk_hangs_is_replaced_and_follows_when_it_is_back
     writers.check(await replicas.wait_equal("a", "b", "c"))
 
 
-async def test_the_last_replica_if_damaged_serves_nothing_until_an_operator_says_so(
-    make: Make, own_server: EmbeddedZooKeeper
-) -> None:
+async def test_the_last_replica_if_damaged_serves_nothing_until_an_operator_says_so(make: Make) -> None:
     replicas = await make("a")
     async with Writers(replicas) as writers:
         await writers.wait_more(300)
@@ -121,16 +98,15 @@ async def test_the_last_replica_if_damaged_serves_nothing_until_an_operator_says
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await replicas.call("a", "Append", b"x")
     assert str(refused.value.details()).startswith("NOT_LEADER")
-    target = f"zk://{own_server.address}/pubsub"
 
     def pixiu(*arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run([PIXIU, *arguments], input=said, capture_output=True, text=True, timeout=60, check=False)
 
-    shown = await asyncio.to_thread(pixiu, "status", "--target", target)
+    shown = await asyncio.to_thread(pixiu, "status", "--target", replicas.target)
     assert shown.returncode == 1
     assert "operator" in " ".join(shown.stdout.split())
     member = str((await replicas.status("a"))["member"])
-    command = ("promote", "xiu", "0", member, "--force", "--reason", "its disk rotted", "--target", target)
+    command = ("promote", "xiu", "0", member, "--force", "--reason", "its disk rotted", "--target", replicas.target)
     asked = await asyncio.to_thread(lambda: pixiu(*command, said="n\n"))
     assert asked.returncode == 1
     assert "lost" in asked.stdout

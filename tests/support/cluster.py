@@ -27,7 +27,7 @@ from tools.cli.status import ClusterStatus, read_status, status_json
 PIXIU = str(Path(sys.executable).parent / "pixiu")
 WAIT_S = 120.0
 """For a condition that must come; generous, because machines are loaded."""
-LAYOUTS = {"separate": ("--separate",), "nodes": ()}
+LAYOUTS = {"separate": ("--separate",), "nodes": (), "small": ("--small",)}
 """The options of `pixiu up`, by layout."""
 LAYOUT = os.environ.get("PIXIU_LAYOUT", "separate")
 """The layout of clusters whose tests name none."""

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from onebox.fork_server import PRELOADED, Forked, ForkServer
 from tests.support.waiting import WAIT_S
@@ -32,7 +33,12 @@ def _environment() -> dict[str, str]:
 def fork(module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Forked:
     """`python -m MODULE ARGUMENTS…`, its output appended to a log."""
     with open(log, "ab") as output:
-        return _server().start(module, arguments, output, _environment() | dict(environment or {}))
+        return fork_into(output, module, arguments, environment)
+
+
+def fork_into(output: BinaryIO, module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Forked:
+    """The same into an open file or pipe."""
+    return _server().start(module, arguments, output, _environment() | dict(environment or {}))
 
 
 def fork_pixiu(

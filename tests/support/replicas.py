@@ -9,6 +9,8 @@ import signal
 import subprocess
 import time
 import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ import grpc.aio
 from onebox.embedded import EmbeddedZooKeeper
 from onebox.fork_server import Forked
 from pixiu.discovery.view import RoleLayout
-from pixiu.discovery.zookeeper import ZooKeeper
 from registry.layout import ensure_layout
 from tests.support.forks import fork
+from tests.support.shared_zookeeper import own_root
 from tests.support.waiting import until
+from tests.support.zookeeper import connected
 
 CALL_S = 1.0
 """How long a writer waits for one replica before it asks the next one."""
@@ -32,17 +35,21 @@ class Replicas:
 
     def __init__(self, folder: Path, server: EmbeddedZooKeeper, session_timeout_s: float = 2.0, **settings: object) -> None:
         self.folder, self.server = folder, server
+        self._root = own_root()
+        self.target = f"zk://{server.address}{self._root}"
         self._settings = {
-            "registry": f"zk://{server.address}/pubsub", "log_format": "json", "drain_timeout_s": "10",
+            "registry": self.target, "log_format": "json", "drain_timeout_s": "10",
             "session_timeout_ms": str(int(session_timeout_s * 1000)),
         } | {key: str(value) for key, value in settings.items()}  # fmt: skip
         self._processes: dict[str, Forked] = {}
         self._log_starts: dict[str, int] = {}
         self._folders: dict[str, Path] = {}
 
-    async def layout(self, zookeeper: ZooKeeper) -> None:
+    async def layout(self) -> None:
         """Write the cluster's layout."""
-        await ensure_layout(zookeeper, "/pubsub", {"xiu": RoleLayout(1, 1, 1)})
+        zookeeper = await connected(self.server)
+        await ensure_layout(zookeeper, self._root, {"xiu": RoleLayout(1, 1, 1)})
+        await zookeeper.close()
 
     def start(self, *names: str, folder: Path | None = None) -> None:
         """Start processes, new or again; `folder` elsewhere than usual."""
@@ -168,6 +175,32 @@ class Replicas:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(30)
+
+
+Make = Callable[..., Awaitable[Replicas]]
+"""Starts replicas by name, the first of them alone; `folder`: where that one keeps its files."""
+
+
+@asynccontextmanager
+async def making(server: EmbeddedZooKeeper, parent: Path) -> AsyncIterator[Make]:
+    """Replicas of as many partitions as the test asks for, ended with the block."""
+    made: list[Replicas] = []
+
+    async def start(*names: str, folder: Path | None = None, **settings: object) -> Replicas:
+        replicas = Replicas(parent, server, **settings)  # type: ignore[arg-type]
+        made.append(replicas)
+        await replicas.layout()
+        replicas.start(names[0], folder=folder)
+        await replicas.wait_in_sync(1)
+        replicas.start(*names[1:])
+        await replicas.wait_in_sync(len(names))
+        return replicas
+
+    try:
+        yield start
+    finally:
+        for replicas in made:
+            await asyncio.to_thread(replicas.stop)
 
 
 class Writers:

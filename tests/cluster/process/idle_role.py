@@ -1,4 +1,4 @@
-"""A role that does nothing but say, on standard output, what the runtime asks of it. Started by test_process.py."""
+"""A role that does nothing but say, on standard output, what the runtime asks of it. Started by test_process_lifecycle.py."""
 
 from __future__ import annotations
 

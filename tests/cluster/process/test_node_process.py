@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import signal
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.operations import NoNode
 from pixiu.discovery.zookeeper import ZooKeeper
-from tests.cluster.process.test_process_lifecycle import ROOT, Role, connected, get
+from tests.cluster.process.test_process_lifecycle import Role, connected, ending, get
+from tests.support.shared_zookeeper import shared_server
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-SCRIPT = Path(__file__).with_name("idle_node.py")
 NAMES = ("router-0", "router-1", "broker-0", "relay-0")
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server.address
+@pytest.fixture
+def registry() -> str:
+    return shared_server().address
 
 
-@asynccontextmanager
-async def started(registry: str, *roles: str) -> AsyncIterator[Role]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(SCRIPT), f"zk://{registry}", *roles,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    role = Role(process)
-    try:
-        yield role
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await role.ended()
+def started(registry: str, *roles: str) -> AbstractAsyncContextManager[Role]:
+    return ending(Role("idle_node", [f"zk://{registry}", *roles]))
 
 
 async def nodes(zookeeper: ZooKeeper, root: str) -> dict[str, Node]:
@@ -91,14 +73,14 @@ async def test_each_role_shows_itself_and_they_end_in_order(registry: str) -> No
 
 
 async def test_a_crash_of_one_ends_all_in_good_order_with_its_exit_code(registry: str) -> None:
-    async with connected(registry) as zookeeper, started(f"{registry}/crash", "router-0", "broker-0=fail=asked") as process:
+    async with connected(registry) as zookeeper, started(f"{registry}/node-crash", "router-0", "broker-0=fail=asked") as process:
         await process.until(lambda: len(process.events("running")) == 2)
         process.kill(signal.SIGUSR2)
         assert await process.ended() == 1
         assert names(process.events("crashed")) == ["broker-0"]
         assert names(process.events("stopped")) == ["router-0"]
         assert (process.out.count("drained"), process.out.count("stop")) == (1, 2), "the other one hands over"
-        assert await nodes(zookeeper, "/crash") == {}
+        assert await nodes(zookeeper, "/node-crash") == {}
 
 
 async def test_a_failed_start_of_one_ends_all_with_its_exit_code(registry: str) -> None:
@@ -124,21 +106,21 @@ async def test_a_second_signal_ends_all_at_once(registry: str) -> None:
 
 async def test_a_hanging_loop_is_reported_once_and_costs_every_role_its_place(registry: str) -> None:
     roles = [f"{name}=session_timeout_ms=1000,hang_s=5" for name in ("router-0", "broker-0")]
-    async with connected(registry) as zookeeper, started(f"{registry}/hang", *roles) as process:
+    async with connected(registry) as zookeeper, started(f"{registry}/node-hang", *roles) as process:
         await process.until(lambda: len(process.events("running")) == 2)
-        before = await nodes(zookeeper, "/hang")
+        before = await nodes(zookeeper, "/node-hang")
         process.kill(signal.SIGUSR1)
 
         async def gone() -> bool:
-            return not await nodes(zookeeper, "/hang")
+            return not await nodes(zookeeper, "/node-hang")
 
         async def back() -> bool:
-            return len(await nodes(zookeeper, "/hang")) == 2
+            return len(await nodes(zookeeper, "/node-hang")) == 2
 
         await until(gone)
         await until(back)
         assert [line["role"] for line in process.events("loop_stalled")] == ["node"]
-        assert {name: node.endpoint for name, node in (await nodes(zookeeper, "/hang")).items()} == {
+        assert {name: node.endpoint for name, node in (await nodes(zookeeper, "/node-hang")).items()} == {
             name: node.endpoint for name, node in before.items()
         }
         process.kill(signal.SIGTERM)

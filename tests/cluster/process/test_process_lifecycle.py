@@ -8,9 +8,8 @@ import os
 import re
 import signal
 import socket
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,47 +32,47 @@ from pixiu.discovery.zookeeper import ZooKeeper
 from registry.layout import ensure_layout
 from registry.settings import change_settings
 from tests.support.alerts import firing, moment
+from tests.support.forks import fork_into
+from tests.support.shared_zookeeper import shared_server
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = Path(__file__).with_name("idle_role.py")
 LIMIT_S = 60.0
+MAX_LINE = 1 << 20
+"""Bytes: a traceback is one line of the log."""
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server.address
+@pytest.fixture
+def registry() -> str:
+    return shared_server().address
 
 
 class Role:
     """One started process and what it printed."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
+    def __init__(self, module: str, arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+        reading, writing = os.pipe()
+        self._pipe = open(reading, "rb")  # noqa: SIM115 -- its transport closes it
+        with open(writing, "wb") as output:
+            self.process = fork_into(output, f"tests.cluster.process.{module}", arguments, environ)
         self.out: list[str] = []
         self.log: list[dict[str, Any]] = []
         self.raw: list[str] = []
         self._news = asyncio.Condition()
         self._over = False
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._readers = [asyncio.create_task(self._read_out(process.stdout)), asyncio.create_task(self._read_log(process.stderr))]
+        self._reading = asyncio.create_task(self._read())
 
-    async def _read_out(self, stream: asyncio.StreamReader) -> None:
-        async for line in stream:
-            async with self._news:
-                self.out.append(line.decode().rstrip())
-                self._news.notify_all()
-
-    async def _read_log(self, stream: asyncio.StreamReader) -> None:
+    async def _read(self) -> None:
+        stream = asyncio.StreamReader(limit=MAX_LINE)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), self._pipe)
         async for line in stream:
             async with self._news:
                 self.raw.append(line.decode())
                 if line.startswith(b"{"):
                     self.log.append(json.loads(line))
+                else:
+                    self.out.append(line.decode().rstrip())
                 self._news.notify_all()
         async with self._news:
             self._over = True
@@ -99,8 +98,8 @@ class Role:
 
     async def ended(self) -> int:
         async with asyncio.timeout(LIMIT_S):
-            code = await self.process.wait()
-            await asyncio.gather(*self._readers)
+            code = await self.process.ended()
+            await self._reading
         return code
 
     @property
@@ -108,23 +107,18 @@ class Role:
         return "".join(self.raw)
 
 
-@asynccontextmanager
-async def started(*options: str, log_format: str = "json", environ: dict[str, str] | None = None) -> AsyncIterator[Role]:
+def started(*options: str, log_format: str = "json", environ: dict[str, str] | None = None) -> AbstractAsyncContextManager[Role]:
     sets = [argument for option in (f"log_format={log_format}", *options) for argument in ("--set", option)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(SCRIPT),
-        *sets,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})},
-    )
-    role = Role(process)
+    return ending(Role("idle_role", sets, environ))
+
+
+@asynccontextmanager
+async def ending(role: Role) -> AsyncIterator[Role]:
+    """Its process ends with the block."""
     try:
         yield role
     finally:
-        if process.returncode is None:
-            process.kill()
+        role.process.kill()
         await role.ended()
 
 
@@ -423,7 +417,7 @@ async def test_wrong_options_are_told_before_anything_starts(tmp_path: Path) -> 
         assert '--set drain_s: [router] drain_s = "x": must be a number from 0.0 to 600.0' in role.text
         assert "environment variable PIXIU_CLUSTER_MTU_BYTES: [cluster] mtu_bytes" in role.text
         assert "Traceback" not in role.text
-        assert role.out == []
+        assert "prepare" not in role.out
 
 
 async def test_other_cluster_settings_are_refused_with_2(registry: str) -> None:
