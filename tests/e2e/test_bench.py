@@ -26,7 +26,7 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """One of each, with stores."""
     one = [part for role in ("router", "broker", "relay", "xiu", "pi") for part in (f"--{role}s", "1", f"--{role}-replicas", "1")]
-    with running_cluster(tmp_path_factory.mktemp("bench"), *one, "--proxies", "1", "--gateways", "1") as running:
+    with running_cluster(tmp_path_factory.mktemp("bench"), *one, "--proxies", "1", "--gateways", "1", layout="nodes") as running:
         yield running
 
 

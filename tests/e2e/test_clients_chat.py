@@ -17,6 +17,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 import pixiu
 from tests.support.cluster import LocalCluster, wait_for
 
+LAYOUT = "nodes"
 WAIT_S = 60.0
 
 

@@ -56,7 +56,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Every role once."""
     folder = tmp_path_factory.mktemp("cluster")
     table = ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8"]
-    with running_cluster(folder, *SMALL, *STORES, *table) as cluster:
+    with running_cluster(folder, *SMALL, *STORES, *table, layout="small") as cluster:
         cluster.wait_healthy()
         yield cluster
 

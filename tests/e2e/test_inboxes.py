@@ -29,7 +29,7 @@ def mailing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     stores = ["--xius=1", "--pis=1", "--pi-replicas=2", "--relays=1", "--relay-replicas=1", "--proxies=1"]
     stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8", "--set", "pi.history_s=3600"]
     stores += ["--set", "pi.new_device_history=false"]
-    with running_cluster(folder, *SMALL, *stores) as cluster:
+    with running_cluster(folder, *SMALL, *stores, layout="nodes") as cluster:
         cluster.wait_healthy()
         yield cluster
 

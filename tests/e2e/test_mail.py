@@ -33,7 +33,7 @@ def mailing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("mailing")
     stores = ["--xius=1", "--xiu-replicas=2", "--pis=1", "--pi-replicas=2", "--relays=0", "--proxies=2"]
     stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8"]
-    with running_cluster(folder, *SMALL, *stores) as cluster:
+    with running_cluster(folder, *SMALL, *stores, layout="nodes") as cluster:
         cluster.wait_healthy()
         yield cluster
 

@@ -38,7 +38,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Two gateways, two relays that share the users, one Xiu, one Pi: their loops are paced."""
     folder = tmp_path_factory.mktemp("mail-mqtt")
     settings = [*(f"{role}.pace_ms=3" for role in PACED), f"xiu.table_dir={folder}"]
-    with running_cluster(folder, *ARGUMENTS, *(word for setting in settings for word in ("--set", setting))) as running:
+    with running_cluster(
+        folder, *ARGUMENTS, *(word for setting in settings for word in ("--set", setting)), layout="nodes"
+    ) as running:
         running.wait_healthy()
         yield running
 
