@@ -71,7 +71,7 @@ async def test_joins_are_confirmed_and_served_while_routers_die_and_come_back(tm
 async def test_a_join_is_confirmed_when_the_broker_has_it_whichever_router_it_subscribed_to(tmp_path: Path) -> None:
     """What routers send the broker comes late, and what is published does not: it must find the member."""
     async with cluster(tmp_path) as c:
-        network = LossyNetwork(f"zk://{c.registry}/test", seed=1)
+        network = LossyNetwork(c.registry, seed=1)
         await asyncio.to_thread(network.start)
         try:
             for name in ("router-0", "router-1", "broker-0"):

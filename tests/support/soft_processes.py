@@ -15,7 +15,6 @@ from cluster.links.endpoint import Endpoint
 from cluster.membership.map.updates import Update, encode_messages
 from cluster.settings.options import ClusterOptions, RoleOptions, link_options
 from cluster.wire.v1 import control_pb2
-from onebox.embedded import EmbeddedZooKeeper
 from onebox.fork_server import Forked
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
@@ -27,6 +26,7 @@ from pixiu.wire.record import Flag, Kind, encode, split
 from registry.layout import ensure_layout
 from registry.membership import Membership
 from tests.support.forks import fork
+from tests.support.shared_zookeeper import own_root, shared_server
 
 LIMIT_S = 60.0
 ROLES = ("router", "relay", "broker")
@@ -94,7 +94,7 @@ class Cluster:
         """Start a process: role-number, with more settings."""
         role = name.split("-")[0]
         sets = {
-            "registry": f"zk://{self.registry}/test",
+            "registry": self.registry,
             "data_dir": str(self.folder / name),
             "session_timeout_ms": "4000",
             "log_format": "json",
@@ -178,29 +178,27 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(folder: Path) -> AsyncIterator[Cluster]:
-    """A ZooKeeper, the two that the test plays, and no process yet."""
+    """A root in the shared ZooKeeper, the two that the test plays, and no process yet."""
     async with AsyncExitStack() as stack:
-        server = EmbeddedZooKeeper(folder / "zookeeper")
-        await asyncio.to_thread(server.start)
-        stack.push_async_callback(asyncio.to_thread, server.stop)
+        server, root = await asyncio.to_thread(shared_server), own_root()
         zookeeper = ZooKeeper(server.address)
         await zookeeper.connect()
         stack.push_async_callback(zookeeper.close)
-        await ensure_layout(zookeeper, "/test", dict.fromkeys(ROLES, RoleLayout(1, 1, 2)))
-        found = Cluster(server.address, folder)
+        await ensure_layout(zookeeper, root, dict.fromkeys(ROLES, RoleLayout(1, 1, 2)))
+        found = Cluster(f"zk://{server.address}{root}", folder)
         for role, played in (("gateway", found.gateway), ("proxy", found.proxy)):
             await played.endpoint.start()
             stack.push_async_callback(played.endpoint.close)
-            membership = Membership(zookeeper, "/test")
+            membership = Membership(zookeeper, root)
             node = played.node(role)
             if node.instance >= 0:
-                await zookeeper.ensure_path(paths.instances("/test"))
-                await zookeeper.create(paths.instance("/test", node.instance), b'{"generation":%d}' % node.generation)
-                holder = paths.instance_holder("/test", node.instance)
+                await zookeeper.ensure_path(paths.instances(root))
+                await zookeeper.create(paths.instance(root, node.instance), b'{"generation":%d}' % node.generation)
+                holder = paths.instance_holder(root, node.instance)
                 await zookeeper.create(holder, f"{node.endpoint:016x}".encode(), ephemeral=True)
             await membership.register(node)
             stack.push_async_callback(membership.unregister)
-        discovery = Discovery(zookeeper, "/test", found.on_view, 1.0)
+        discovery = Discovery(zookeeper, root, found.on_view, 1.0)
         await discovery.start()
         stack.push_async_callback(discovery.close)
         try:
