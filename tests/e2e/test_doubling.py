@@ -159,7 +159,7 @@ async def test_roles_double_under_traffic_with_the_tool_killed_in_a_phase_of_eac
 
 async def test_a_doubling_is_taken_back_and_a_restart_runs_what_the_layout_has(tmp_path: Path) -> None:
     arguments = [*ONE_EACH, "--proxies=1", "--gateways=1", "--relays=0", "--routers=1", "--brokers=1"]
-    with running_cluster(tmp_path, *arguments, "--no-grow") as cluster:
+    with running_cluster(tmp_path, *arguments, "--no-grow", layout="nodes") as cluster:
         code, said = await tool(cluster, "broker", "--dry-run")
         assert (code, said[-1]["from"], said[-1]["to"]) == (0, 1, 2)
         code, said = await tool(cluster, "broker", "--yes", "--timeout", "1")
@@ -171,10 +171,10 @@ async def test_a_doubling_is_taken_back_and_a_restart_runs_what_the_layout_has(t
         assert (code, said[-1]["event"]) == (0, "taken_back")
         code, said = await tool(cluster, "broker", "--yes", "--timeout", "1")
         assert code == 1
-    with running_cluster(tmp_path, *arguments) as cluster:
+    with running_cluster(tmp_path, *arguments, layout="nodes") as cluster:
         code, said = await tool(cluster, "broker", "--yes")
         assert (code, said[-1]["partitions"]) == (0, 2)
-    with running_cluster(tmp_path, *arguments) as cluster:
+    with running_cluster(tmp_path, *arguments, layout="nodes") as cluster:
         assert sorted(process["partition"] for process in cluster.processes("broker")) == [0, 1]
         async with pixiu.connect(cluster.target) as px, px.subscribe(rooms=[2, 3]) as messages:
             for room in (2, 3):

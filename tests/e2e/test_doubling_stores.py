@@ -64,7 +64,7 @@ class Mail:
 
 async def test_stores_double_under_mail_with_the_tool_killed_in_its_phases(tmp_path: Path) -> None:
     roles = dict(portion((("pi", (Phase.LEARN, Phase.SPLIT, Phase.CLEAN)), ("xiu", (Phase.START, Phase.SPLIT, Phase.COMMIT)))))
-    with running_cluster(tmp_path, *STORES) as cluster:
+    with running_cluster(tmp_path, *STORES, layout="nodes") as cluster:
         async with pixiu.connect(cluster.target) as px:
             mail = Mail(px)
             await mail.send_first()
