@@ -112,6 +112,10 @@ class Subscriber:
         said = [wire_pb2.MailAcknowledgement(lane=lane, first=first, last=last) for lane, first, last in ranges]
         await self._call.write(wire_pb2.SubscribeRequest(mail_acknowledgements=said, request=request))
 
+    def leave(self) -> None:
+        """End the stream."""
+        self._call.cancel()
+
 
 class Stage:
     """The processes, and what a relay has to know of them."""
@@ -185,7 +189,8 @@ async def test_a_grpc_client_gets_mail_in_batches_and_its_acknowledgements_reach
     assert await stage.metric("mail_sessions_refused_total") == 1
     assert await stage.metric("mail_repeats_dropped_total") == 1
 
-    # A gateway that ends in good order ends the streams.
+    # A gateway that ends in good order ends the streams, and first waits for its clients to move.
+    client.leave()
     await stage.roles.end("gateway-0")
     assert [(await each.status()).partition(":")[0] for each in (relay, other)] == ["UNAVAILABLE"] * 2
 
