@@ -16,6 +16,8 @@ from tests.support.cluster import LocalCluster, running_cluster, wait_for
 pytestmark = pytest.mark.e2e
 PATIENT_S = 300.0
 ROOM, UIN = 42, 7
+PROCESSES = 6
+"""Two nodes, two Xius, two Pis."""
 PACE_S = 0.02
 """Between two messages, which would else take the CPU from those who start again."""
 SHAPE = (
@@ -28,7 +30,7 @@ SHAPE = (
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     tables = tmp_path_factory.mktemp("tables")
     memory = ("--set", f"xiu.table_dir={tables}", "--set", "xiu.table_mb=8", "--set", f"gateway.signal_table_dir={tables}")
-    with running_cluster(tmp_path_factory.mktemp("operating"), *SHAPE, *memory) as one:
+    with running_cluster(tmp_path_factory.mktemp("operating"), *SHAPE, *memory, layout="nodes") as one:
         one.wait_healthy()
         yield one
 
@@ -134,12 +136,12 @@ def test_a_process_drains_and_who_could_not_be_missed_does_not(cluster: LocalClu
 async def test_every_process_is_restarted_under_rooms_and_mail_without_a_loss(cluster: LocalCluster) -> None:
     roles = ("xiu", "pi", "router", "relay", "broker", "proxy", "gateway")
     before = pids(cluster, *roles)
-    assert len(before) == 14
+    assert len(before) == PROCESSES
     async with asyncio.timeout(PATIENT_S), Traffic(cluster.target) as traffic:
         done = await asyncio.to_thread(cluster.pixiu, "rolling-restart", "--yes", "--json", timeout_s=PATIENT_S)
     assert done.returncode == 0, done.stderr
     events: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [event["event"] for event in events] == ["drains", "is_back"] * 14
+    assert [event["event"] for event in events] == ["drains", "is_back"] * PROCESSES
     assert pids(cluster, *roles).isdisjoint(before)
     assert await traffic.received() == traffic.mailed
-    print(f"{len(traffic.mailed)} messages and mails during a restart of 14 processes")
+    print(f"{len(traffic.mailed)} messages and mails during a restart of {PROCESSES} processes")
