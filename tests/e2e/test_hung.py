@@ -1,32 +1,168 @@
-"""SIGSTOP for ten seconds: the process is there, its socket takes datagrams, and heartbeats find that nobody handles them.
+"""Processes that stand still or are killed in the default cluster: what `pixiu top` shows, and that nobody else is hurt.
 
-Others go on without it; then it comes back with ten seconds of old datagrams in its socket, and must do no harm. What was
-measured is printed (`pytest -s`).
+A process that hangs is there, its socket takes datagrams, and heartbeats find that nobody handles them. Others go on without it;
+then it comes back with ten seconds of old datagrams in its socket, and must do no harm. What was measured is printed
+(`pytest -s`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import queue
+import re
 import signal
+import threading
 import time
+import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+import paho.mqtt.client as paho
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.support.cluster import LocalCluster
+import pixiu
+from tests.support.cluster import LocalCluster, wait_for
 from tests.support.effort import portion
 from tests.support.fleet import WAIT_S, Fleet, Player
 from tests.support.waiting import until
 from tools.cli.http import samples
 
+HOT, COLD = 4711, 4712
 ROOMS = range(2000, 2040)
 """So that every partition and replica has some."""
+MEMBERS = re.compile(r'^pixiu_\w+_members_by_instance\{[^}]*instance="(\d+)"\} (\d+)', re.MULTILINE)
 STOPPED_S = 10.0
 APART_S = 0.01
+
+
+def top(cluster: LocalCluster, *arguments: str) -> dict[str, Any]:
+    result = cluster.pixiu("top", "--once", "--json", *arguments)
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def read_into(lines: queue.Queue[str], output: Iterable[str]) -> None:
+    for line in output:
+        lines.put(line)
+
+
+async def test_what_flows_and_what_is_hot_is_shown_by_role_and_partition(cluster: LocalCluster) -> None:
+    async with pixiu.connect(cluster.target, connect_timeout_s=WAIT_S) as px, px.subscribe(rooms=[HOT, COLD]) as subscription:
+        watching = cluster.start_pixiu("top", "--json", "--interval", "1")
+        try:
+            lines: queue.Queue[str] = queue.Queue()
+            threading.Thread(target=read_into, args=(lines, watching.stdout), daemon=True).start()
+            rooms: set[int] = set()
+            delivered = 0.0
+            latency: dict[str, float | None] = {}
+            while not (HOT in rooms and delivered and latency.get("broker") and latency.get("proxy")):
+                for number in range(100):
+                    await px.room(HOT if number % 10 else COLD).send(b"%d" % number)
+                    await anext(subscription)
+                while not lines.empty():
+                    said = json.loads(lines.get())
+                    rooms |= {hot["room"] for hot in said["hot_rooms"][:1]}
+                    by_role = {row["role"]: row for row in said["roles"]}
+                    delivered = max(delivered, by_role["gateway"]["out_per_s"])
+                    latency |= {role: row["p99_s"] for role, row in by_role.items() if row["p99_s"] is not None}
+        finally:
+            watching.send_signal(signal.SIGINT)
+            watching.wait(WAIT_S)
+    assert watching.returncode == 0
+    places = {(row["role"], row["partition"]): row["alive"] for row in said["roles"]}
+    assert places == {
+        ("proxy", -1): 2, ("gateway", -1): 2, ("router", 0): 2, ("router", 1): 2, ("broker", 0): 2, ("broker", 1): 2
+    } | {key: alive for key, alive in places.items() if key[0] == "relay"}  # fmt: skip
+    assert (said["dead"], said["problems"]) == ([], [])
+
+
+def test_a_process_that_stands_still_is_shown_as_dead(cluster: LocalCluster) -> None:
+    victim = cluster.processes("broker")[0]
+    os.kill(victim["pid"], signal.SIGSTOP)
+    try:
+        said = top(cluster, "--interval", "0.2")
+        shown = cluster.pixiu("top", "--once", "--interval", "0.2")
+    finally:
+        os.kill(victim["pid"], signal.SIGCONT)
+    assert [text for text in said["dead"] if victim["address"] in text]
+    [row] = [row for row in said["roles"] if (row["role"], row["partition"]) == ("broker", victim["partition"])]
+    assert (row["alive"], row["dead"]) == (1, 1)
+    # On a machine that is busy its session may be over by then.
+    assert f"at {victim['address']} does not answer" in shown.stdout or "1 of 2 Running" in shown.stdout
+    cluster.wait_healthy()
+
+
+def test_without_a_registry_it_says_what_to_do(cluster: LocalCluster) -> None:
+    assert "no cluster" in cluster.pixiu("top", "--once", "--target", "zk://127.0.0.1:1/pubsub").stderr
+    wrong = cluster.pixiu("top", "--once", "--target", "127.0.0.1:7000")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "give zk://" in wrong.stderr
+
+
+def members(process: dict[str, Any]) -> dict[int, int]:
+    """Gateway instance → its members that a router or broker knows, or devices that a relay does."""
+    with urllib.request.urlopen(f"{process['http']}/metrics", timeout=30) as reply:
+        return {int(instance): int(count) for instance, count in MEMBERS.findall(reply.read().decode())}
+
+
+class Everywhere:
+    """In every room, on one gateway."""
+
+    def __init__(self, gateway: dict[str, Any], name: str) -> None:
+        self.messages: queue.Queue[bytes] = queue.Queue()
+        subscribed: queue.Queue[bool] = queue.Queue()
+        self.mqtt = paho.Client(CallbackAPIVersion.VERSION2, client_id=name)
+        self.mqtt.on_message = lambda _c, _u, message: self.messages.put(bytes(message.payload))
+        self.mqtt.on_subscribe = lambda *_: subscribed.put(True)
+        host, _, port = gateway["mqtt"].rpartition(":")
+        self.mqtt.connect(host, int(port))
+        self.mqtt.loop_start()
+        self.mqtt.subscribe([(f"room/{room}", 0) for room in ROOMS])
+        assert subscribed.get(timeout=60)
+
+    def close(self) -> None:
+        """Leave."""
+        self.mqtt.disconnect()
+        self.mqtt.loop_stop()
+
+
+def test_a_killed_gateways_users_are_gone_everywhere_and_others_do_not_notice(cluster: LocalCluster) -> None:
+    victim, other = cluster.processes("gateway")
+    everybody = [process for role in ("router", "broker", "relay") for process in cluster.processes(role)]
+    clients = [Everywhere(gateway, name) for gateway, name in ((victim, "gone"), (other, "stays"))]
+    try:
+        known = [members(process) for process in everybody]
+        for role in ("router", "broker"):
+            counts = [found for process, found in zip(everybody, known, strict=True) if process["role"] == role]
+            assert sum(found.get(victim["instance"], 0) for found in counts) == 2 * len(ROOMS), "two replicas of each partition"
+        devices = [found for process, found in zip(everybody, known, strict=True) if process["role"] == "relay"]
+        assert sum(found.get(victim["instance"], 0) for found in devices) == 2, "one device, two replicas of its partition"
+        os.kill(victim["pid"], signal.SIGKILL)
+        start = time.monotonic()
+        sent: list[bytes] = []
+
+        def gone() -> bool:
+            for room in ROOMS:
+                sent.append(b"%d" % len(sent))
+                clients[1].mqtt.publish(f"room/{room}", sent[-1], qos=1)
+            return all(victim["instance"] not in members(process) for process in everybody)
+
+        wait_for(gone, "the end of its members everywhere")
+        print(f"\nits users are gone everywhere after {time.monotonic() - start:.1f} s")
+        assert [members(process).get(other["instance"]) for process in everybody] == [k.get(other["instance"]) for k in known]
+        got = [clients[1].messages.get(timeout=60) for _ in sent]
+        assert sorted(got) == sorted(sent)
+        assert clients[1].messages.empty()
+    finally:
+        for client in clients:
+            client.close()
+    cluster.wait_healthy()
 
 
 class Traffic:
