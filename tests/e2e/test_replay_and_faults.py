@@ -10,8 +10,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ import pytest
 
 from onebox.embedded import EmbeddedZooKeeper
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
+from tests.support.forks import fork_pixiu
 
 SAMPLE_LOG_S = 2_413
 """How long the sample is in its own time, seconds."""
@@ -157,7 +156,7 @@ def test_an_outage_of_zookeeper_changes_nothing(tmp_path: Path) -> None:
     sessions = [f"--set={role}.session_timeout_ms=4000" for role in ("proxy", "gateway", "broker", "router")]
     with (
         own_zookeeper(tmp_path / "zookeeper") as (port, (start, servers)),
-        running_cluster(tmp_path, *SMALL, *sessions, "--registry", f"zk://127.0.0.1:{port}/pubsub") as cluster,
+        running_cluster(tmp_path, *SMALL, *sessions, "--registry", f"zk://127.0.0.1:{port}/pubsub", layout="nodes") as cluster,
     ):
         before = {p["endpoint"] for p in cluster.status()["processes"]}
         with Replay(cluster, OUTLASTS_S) as replay:
@@ -174,10 +173,8 @@ def test_an_outage_of_zookeeper_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_named(tmp_path: Path, cluster: LocalCluster) -> None:
-    command = [str(Path(sys.executable).parent / "pixiu"), "up", "--data", str(tmp_path / "run"), "--zookeeper-port", "0"]
-    result = subprocess.run(
-        [*command, "--mqtt-port", str(cluster.mqtt_ports()[0])], capture_output=True, text=True, timeout=120, check=False
-    )
+    port = str(cluster.mqtt_ports()[0])
+    result = fork_pixiu("up", "--data", str(tmp_path / "run"), "--zookeeper-port", "0", "--mqtt-port", port)
     assert result.returncode == 2
-    assert str(cluster.mqtt_ports()[0]) in result.stderr
+    assert port in result.stderr
     assert "Traceback" not in result.stderr + result.stdout
