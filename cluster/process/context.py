@@ -174,6 +174,3 @@ class Preparing(Protocol):
 
     async def prepare(self, node: Node) -> Node:
         """Prepare the node, after the first view and before the registration. Returns the node to register."""
-
-
-ServiceFactory = Callable[[Context[OptionsT_co]], Service]

@@ -30,7 +30,6 @@ MAX_TICKET_S: Final = 86_400
 """Longest time for which a ticket is valid, seconds."""
 GRACE_S: Final = 60
 """A gateway ends sessions by this time before their tickets end, seconds: clocks of machines may differ by it."""
-LAST_S: Final = (1 << 32) - 1
 
 assert SIGNED.size == 16
 

@@ -31,7 +31,6 @@ MAX_TEXT: Final = 256
 """Limit of a host, a version or a hash, characters."""
 MAX_PORT: Final = 65_535
 LAST_PROTOCOL: Final = 1_000_000
-MAX_REPLICA: Final = (1 << 31) - 1
 
 
 class NodeState(StrEnum):

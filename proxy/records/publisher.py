@@ -45,8 +45,6 @@ FINISH_TIMEOUT_S = 10.0
 """Time for which a publisher that has ended its side is still answered, seconds."""
 
 Context = grpc.aio.ServicerContext[wire_pb2.PublishRequest, wire_pb2.PublishReply]
-Enter = Callable[[Callable[[str], None]], Awaitable[LoginSession | None]]
-"""Makes a session for a call, given the function that ends it. See `PublisherHost.enter`."""
 
 
 class PublisherHost(Protocol):

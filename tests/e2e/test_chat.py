@@ -149,8 +149,7 @@ async def test_the_users_of_a_killed_gateway_are_offline(cluster: LocalCluster) 
 
 
 async def test_a_cluster_of_rooms_alone_says_what_is_missing(tmp_path: Path) -> None:
-    small = ["--proxies", "1", "--gateways", "1", "--brokers", "1", "--routers", "1", "--relays", "0"]
-    with running_cluster(tmp_path, *small, "--broker-replicas", "1", "--router-replicas", "1", layout="nodes") as cluster:
+    with running_cluster(tmp_path, "--relays=0", layout="small") as cluster:
         async with pixiu.connect(cluster.target, uin=7) as px:
             async with px.subscribe(room=1) as room:
                 await px.room(1).send(b"hi")

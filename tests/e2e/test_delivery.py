@@ -38,7 +38,6 @@ def delivering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluste
     """One gateway, two relays for the same users, one Xiu, two replicas of one Pi."""
     folder = tmp_path_factory.mktemp("delivering")
     stores = ["--xius=1", "--xiu-replicas=1", "--pis=1", "--pi-replicas=2", "--relays=1", "--relay-replicas=2"]
-    stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8"]
     with running_cluster(folder, *SMALL, *stores) as cluster:
         cluster.wait_healthy()
         yield cluster
@@ -228,16 +227,6 @@ def busiest(cluster: LocalCluster) -> int:
     return wait_for(find, "relays with sessions for everybody")
 
 
-def leader(cluster: LocalCluster) -> int:
-    """The process ID of the Pi that leads, once both replicas are in sync."""
-
-    def find() -> int:
-        found = [process for process in cluster.processes("pi") if process["replication"]["state"] == "Leading"]
-        return int(found[0]["pid"]) if len(found) == 1 and len(found[0]["replication"]["in_sync"]) == 2 else 0
-
-    return wait_for(find, "a leader of Pi with both in sync")
-
-
 async def test_nothing_is_lost_when_owner_relays_end_or_leaders_are_killed(delivering: LocalCluster) -> None:
     devices = [Device(uin) for uin in USERS]
     async with pixiu.connect(delivering.target, mail_timeout_s=110.0) as px, px.mail_writer() as writer:
@@ -248,7 +237,7 @@ async def test_nothing_is_lost_when_owner_relays_end_or_leaders_are_killed(deliv
             for number in (signal.SIGKILL, signal.SIGTERM):
                 os.kill(await asyncio.to_thread(busiest, delivering), number)
                 await load.more(devices)
-            os.kill(await asyncio.to_thread(leader, delivering), signal.SIGKILL)
+            os.kill(await asyncio.to_thread(delivering.wait_leader, "pi"), signal.SIGKILL)
             await load.more(devices)
             (xiu,) = await asyncio.to_thread(delivering.processes, "xiu")
             os.kill(int(xiu["pid"]), signal.SIGKILL)

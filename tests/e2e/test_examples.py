@@ -17,8 +17,6 @@ from tests.support.cluster import LocalCluster, running_cluster
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = [f"--{name}=1" for name in ("proxies", "brokers", "broker-replicas", "routers", "router-replicas", "relays", "gateways")]
-STORES = ["--relay-replicas=1", "--xius=1", "--xiu-replicas=1", "--pis=1", "--pi-replicas=1"]
 PATIENT_S = 110.0
 
 
@@ -26,8 +24,7 @@ PATIENT_S = 110.0
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Every role once."""
     folder = tmp_path_factory.mktemp("examples")
-    table = ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8"]
-    with running_cluster(folder, *SMALL, *STORES, *table, layout="small") as cluster:
+    with running_cluster(folder, "--xius=1", "--pis=1", layout="small") as cluster:
         cluster.wait_healthy()
         yield cluster
 

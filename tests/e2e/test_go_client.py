@@ -19,8 +19,6 @@ from tests.support.waiting import until
 GO = shutil.which("go")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.skipif(GO is None, reason="needs Go")]
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = [f"--{name}=1" for name in ("proxies", "brokers", "broker-replicas", "routers", "router-replicas", "relays", "gateways")]
-STORES = ["--relay-replicas=1", "--xius=1", "--xiu-replicas=1", "--pis=1", "--pi-replicas=1"]
 PLUGINS = ["google.golang.org/protobuf/cmd/protoc-gen-go", "google.golang.org/grpc/cmd/protoc-gen-go-grpc"]
 PATIENT_S = 110.0
 
@@ -55,8 +53,7 @@ def run(folder: Path, *command: str) -> None:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Every role once."""
     folder = tmp_path_factory.mktemp("cluster")
-    table = ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8"]
-    with running_cluster(folder, *SMALL, *STORES, *table, layout="small") as cluster:
+    with running_cluster(folder, "--xius=1", "--pis=1", layout="small") as cluster:
         cluster.wait_healthy()
         yield cluster
 

@@ -15,14 +15,12 @@ from tools.cli.http import fetch, samples
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-ONE_EACH = [f"--{role}-replicas=1" for role in ("broker", "router", "relay", "xiu", "pi")]
 HOT, OTHERS = 7, range(1000, 1100)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    arguments = ["--xius=1", "--pis=1", "--brokers=1", "--routers=1", "--relays=1", "--proxies=1", "--gateways=1", *ONE_EACH]
-    with running_cluster(tmp_path_factory.mktemp("growth"), *arguments, layout="small") as found:
+    with running_cluster(tmp_path_factory.mktemp("growth"), "--xius=1", "--pis=1", layout="small") as found:
         yield found
 
 

@@ -27,7 +27,6 @@ def receiving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster
     """Three gateways, one relay, one Xiu, one Pi."""
     folder = tmp_path_factory.mktemp("receiving")
     stores = ["--xius=1", "--xiu-replicas=1", "--pis=1", "--pi-replicas=1", "--relays=1", "--relay-replicas=1", "--gateways=3"]
-    stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8"]
     with running_cluster(folder, *SMALL, *stores, layout="nodes") as cluster:
         cluster.wait_healthy()
         yield cluster

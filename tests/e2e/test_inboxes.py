@@ -15,7 +15,7 @@ import pytest
 import pixiu
 from pixiu.client.inbox.dead_letters import dead_letter_uin, encode
 from pixiu.client.stores.view import InboxView
-from tests.support.cluster import LocalCluster, running_cluster, wait_for
+from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -27,8 +27,7 @@ def mailing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """One Xiu, two replicas of one partition of Pi, which keep what was acknowledged for an hour."""
     folder = tmp_path_factory.mktemp("inboxes")
     stores = ["--xius=1", "--pis=1", "--pi-replicas=2", "--relays=1", "--relay-replicas=1", "--proxies=1"]
-    stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8", "--set", "pi.history_s=3600"]
-    stores += ["--set", "pi.new_device_history=false"]
+    stores += ["--set", "pi.history_s=3600", "--set", "pi.new_device_history=false"]
     with running_cluster(folder, *SMALL, *stores, layout="nodes") as cluster:
         cluster.wait_healthy()
         yield cluster
@@ -39,16 +38,6 @@ def told(cluster: LocalCluster, command: str, *arguments: str) -> Any:
     done = cluster.pixiu(f"inbox {command}", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def leader(cluster: LocalCluster) -> int:
-    """The process ID of who leads Pi, once both replicas are in sync."""
-
-    def find() -> int:
-        found = [process for process in cluster.processes("pi") if process["replication"]["state"] == "Leading"]
-        return int(found[0]["pid"]) if len(found) == 1 and len(found[0]["replication"]["in_sync"]) == 2 else 0
-
-    return wait_for(find, "a leader of pi with both in sync")
 
 
 async def test_devices_history_and_deletion_through_a_change_of_leaders(mailing: LocalCluster) -> None:
@@ -64,7 +53,7 @@ async def test_devices_history_and_deletion_through_a_change_of_leaders(mailing:
         refused = mailing.pixiu("inbox acknowledge", "7", "99", "--lane", "1", "--device", "desk")
         assert (refused.returncode, "no such entry" in refused.stderr) == (2, True)
 
-        os.kill(await asyncio.to_thread(leader, mailing), signal.SIGKILL)
+        os.kill(await asyncio.to_thread(mailing.wait_leader, "pi"), signal.SIGKILL)
         (shown,) = await view.page(7, (1,))
         assert [entry.seq for entry in shown.entries] == [1, 2, 3, 7, 9], "the other replica has the same, and the history"
         further = await view.acknowledge(7, 1, 1, "tablet")

@@ -14,7 +14,7 @@ import pytest
 import pixiu
 from pixiu.client.mail.receipt import MailReceipt
 from pixiu.client.mail.writer import MailWriter
-from tests.support.cluster import LocalCluster, running_cluster, wait_for
+from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.roles import Roles
 from tests.support.waiting import until
 from tools.cli.inbox import InboxEntry, read_inbox
@@ -32,7 +32,6 @@ def mailing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Two proxies, two replicas of one partition of Xiu and of Pi; mail goes between them by framed streams."""
     folder = tmp_path_factory.mktemp("mailing")
     stores = ["--xius=1", "--xiu-replicas=2", "--pis=1", "--pi-replicas=2", "--relays=0", "--proxies=2"]
-    stores += ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=8"]
     with running_cluster(folder, *SMALL, *stores, layout="nodes") as cluster:
         cluster.wait_healthy()
         yield cluster
@@ -134,16 +133,6 @@ def framed_streams(cluster: LocalCluster, role: str) -> int:
     return served
 
 
-def leader(cluster: LocalCluster, role: str) -> int:
-    """The process ID of who leads, once both replicas are in sync."""
-
-    def find() -> int:
-        found = [process for process in cluster.processes(role) if process["replication"]["state"] == "Leading"]
-        return int(found[0]["pid"]) if len(found) == 1 and len(found[0]["replication"]["in_sync"]) == 2 else 0
-
-    return wait_for(find, f"a leader of {role} with both in sync")
-
-
 async def test_confirmed_mail_is_in_the_inboxes_once_and_in_order_whoever_is_killed(mailing: LocalCluster) -> None:
     async with pixiu.connect(mailing.target, mail_timeout_s=110.0) as px, px.mail_writer() as writer:
         load = Load(writer)
@@ -153,7 +142,7 @@ async def test_confirmed_mail_is_in_the_inboxes_once_and_in_order_whoever_is_kil
             assert await asyncio.to_thread(framed_streams, mailing, role) > 0
         killed: set[int] = set()
         for role in ("xiu", "pi"):
-            pid = await asyncio.to_thread(leader, mailing, role)
+            pid = await asyncio.to_thread(mailing.wait_leader, role)
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
             await load.more()

@@ -37,7 +37,7 @@ RECEIVED = re.compile(r"received PUBLISH \(d(\d), q1, r0, m\d+, 'user/\d+'")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Two gateways, two relays that share the users, one Xiu, one Pi: their loops are paced."""
     folder = tmp_path_factory.mktemp("mail-mqtt")
-    settings = [*(f"{role}.pace_ms=3" for role in PACED), f"xiu.table_dir={folder}"]
+    settings = [*(f"{role}.pace_ms=3" for role in PACED)]
     with running_cluster(
         folder, *ARGUMENTS, *(word for setting in settings for word in ("--set", setting)), layout="nodes"
     ) as running:

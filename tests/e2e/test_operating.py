@@ -20,17 +20,12 @@ PROCESSES = 6
 """Two nodes, two Xius, two Pis."""
 PACE_S = 0.02
 """Between two messages, which would else take the CPU from those who start again."""
-SHAPE = (
-    *("--proxies", "2", "--gateways", "2", "--brokers", "1", "--broker-replicas", "2", "--routers", "1", "--router-replicas", "2"),
-    *("--relays", "1", "--relay-replicas", "2", "--xius", "1", "--xiu-replicas", "2", "--pis", "1", "--pi-replicas", "2"),
-)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    tables = tmp_path_factory.mktemp("tables")
-    memory = ("--set", f"xiu.table_dir={tables}", "--set", "xiu.table_mb=8", "--set", f"gateway.signal_table_dir={tables}")
-    with running_cluster(tmp_path_factory.mktemp("operating"), *SHAPE, *memory, layout="nodes") as one:
+    """Two replicas of every role."""
+    with running_cluster(tmp_path_factory.mktemp("operating"), "--xius=1", "--pis=1", layout="nodes") as one:
         one.wait_healthy()
         yield one
 

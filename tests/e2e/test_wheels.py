@@ -76,9 +76,7 @@ def test_the_sdk_installs_alone_and_sends_a_message(installed: Installed, tmp_pa
     listed = run(sys.executable, "-m", "pip", "--python", installed.python, "list", "--format", "freeze").lower()
     assert not [name for name in ("typer", "rich", "structlog", "lmdb", "pyspark", "aiohttp") if f"{name}==" in listed]
     (tmp_path / "folder").mkdir()
-    with running_cluster(
-        tmp_path / "folder", "--proxies", "1", "--brokers", "1", "--routers", "1", "--relays", "0", layout="small"
-    ) as cluster:
+    with running_cluster(tmp_path / "folder", "--relays=0", layout="small") as cluster:
         printed = run(installed.python, "-I", "-c", SEND, cluster.target, cwd=tmp_path)
     assert printed == "from the wheel\n"
 

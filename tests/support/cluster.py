@@ -85,9 +85,10 @@ class LocalCluster:
     def start(self) -> None:
         """Start it and wait until every process is Running."""
         free, stores = ["--mqtt-port", "0", "--zookeeper-port", "0"], ["--xius", "0", "--pis", "0", "--topics", "0"]
+        tables = [f"--set=xiu.table_dir={self.folder}", "--set=xiu.table_mb=8"]  # shared memory is small in containers
         if not {"--registry", "--secure"} & set(self._arguments):
             free += ["--registry", f"zk://{shared_server().address}/{self.folder.parent.name}-{self.folder.name}"]
-        command = ["up", "--data", str(self.folder / "run"), *free, *stores, "--json", *self._arguments]
+        command = ["up", "--data", str(self.folder / "run"), *free, *stores, *tables, "--json", *self._arguments]
         self._log.write_bytes(b"")
         self._process = fork(FORKED_PIXIU, ["", *command], self._log, self._environment)
         self.target = wait_for(self._running, "the cluster")
@@ -127,6 +128,15 @@ class LocalCluster:
     def processes(self, role: str) -> list[dict[str, Any]]:
         """The Running processes of a role."""
         return [p for p in self.status()["processes"] if p["role"] == role and p["state"] == "Running"]
+
+    def wait_leader(self, role: str) -> int:
+        """The process ID of the replica that leads the only partition of a role, once two are in sync."""
+
+        def find() -> int:
+            found = [process for process in self.processes(role) if process["replication"]["state"] == "Leading"]
+            return int(found[0]["pid"]) if len(found) == 1 and len(found[0]["replication"]["in_sync"]) == 2 else 0
+
+        return wait_for(find, f"a leader of {role} with both in sync")
 
     def together(self, process: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The Running roles of the process that has this one: a node has several, and what hits one of them hits all."""

@@ -68,10 +68,6 @@ class Replicas:
         if number is signal.SIGKILL:
             self._processes[name].wait(30)
 
-    async def wait_end(self, name: str) -> int:
-        """A process's exit code."""
-        return await asyncio.to_thread(self._processes[name].wait, 60)
-
     def log(self, name: str) -> str:
         """What a process logged since its last start."""
         return (self.folder / f"{name}.log").read_bytes()[self._log_starts[name] :].decode(errors="replace")

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cluster.links.api import Outcome, Peer, PeerState
-from cluster.links.datagrams.head import HEAD
 from cluster.links.local_core import LocalCore
 from pixiu.ids import EndpointID
 from tests.sim.cluster import nodes
@@ -354,8 +353,3 @@ class Process:
 
 def _peer(node: Node) -> Peer:
     return Peer(node.endpoint, node.role, *node.address)
-
-
-def sender_of(data: bytes) -> int:
-    """The process that made a datagram."""
-    return int(HEAD.unpack_from(data)[6])
