@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc.aio
 import pytest
 
+from cluster.wire.v1.repair_pb2 import GiveUpRequest, VerifyRequest
+from cluster.wire.v1.repair_pb2_grpc import RepairStub
+from pixiu.discovery.node import Node
 from pixiu.wire.block import Message, encode
 from pixiu.wire.v1 import level_pb2 as pb_level
 from pixiu.wire.v1 import topic_pb2 as pb
@@ -16,6 +22,7 @@ from tests.support.roles import Roles, at_least
 from tests.support.topics import (
     ORDERS,
     TOPIC,
+    WAIT_S,
     Member,
     Stream,
     Writer,
@@ -216,6 +223,47 @@ async def test_a_replica_that_does_not_lead_names_the_leader(roles: Roles) -> No
         assert await member.get(2) == {0: (b"one", 1), 1: (b"two", 1)}
     roles.start(first, partition=0)
     await in_sync(roles, 2, *names)
+
+
+async def test_an_operator_gives_up_what_no_replica_can_read(roles: Roles) -> None:
+    await roles.layout(topic=1)
+    roles.start("topic-a", partition=0, flush_interval_s=0.05)
+    (node,) = await roles.running("topic-a")
+    await leader(roles, "topic-a")
+    await make_topic(node)
+    async with Writer(node) as writer:
+        for number in range(1, 41):
+            await writer.write([b"%d" % number * 2000], number)
+    await roles.end("topic-a")
+    (segment,) = (roles.folder / "topic-a/state/parts").rglob("*.seg")
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    roles.start("topic-a", partition=0)
+    (node,) = await roles.running("topic-a")
+    await leader(roles, "topic-a")
+    async with repairs(node) as repair:
+        checked = await repair.Verify(VerifyRequest(repair=True), timeout=WAIT_S)
+        assert (checked.damaged, checked.left) == (1, 1)
+        assert await roles.metric(node, "damaged") == 1
+        given_up = await repair.GiveUp(GiveUpRequest(operator="me", reason="a test"), timeout=WAIT_S)
+        assert (given_up.values, len(given_up.lost)) == (1, 1)
+    found = await call(node, "Read", pb.TopicReadRequest(topic=ORDERS, part=1, offset=0))
+    low, high = found.gap_low, found.gap_high
+    assert 0 < low < high == low + 1 < 40
+    assert [base for base, _ in blocks_in(found.blocks)] == list(range(low))
+    async with Member(node, credit=100) as member:
+        got = await member.get(40 - (high - low))
+        assert sorted(got) == [*range(low), *range(high, 40)]
+        state = await call(node, "Channel", pb.ChannelRequest(topic=ORDERS, channel="c", state=True))
+        assert [part.lost for part in state.parts] == [high - low]
+    assert await roles.metric(node, "damaged") == 0
+
+
+@contextlib.asynccontextmanager
+async def repairs(node: Node) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(node.address) as channel:
+        yield RepairStub(channel)
 
 
 RULES = """

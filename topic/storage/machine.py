@@ -190,10 +190,10 @@ class Machine:
             log = store.logs.get(part)
             if log is None:
                 return False
-            patch, last = log.patch(blocks), blocks[-1]
+            patch = log.patch(blocks)
             if not await to_its_end(asyncio.to_thread(write_patch, store.files, patch)):
                 return False
-            log.patched(patch, last.stamp.base + last.block.count)
+            log.patched(patch)
             return True
 
     # --- snapshots
@@ -283,6 +283,7 @@ def _damaged(folder: Path) -> list[tuple[int, Gap]]:
         store.load()
     finally:
         table.close()
+        (folder / folders.TABLE / "lock.mdb").unlink(missing_ok=True)
     try:
         return [
             (part.part, gap)

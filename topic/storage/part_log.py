@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from pixiu.wire.block import STAMP_BYTES, Block, Stamp, stamped
 from topic.storage.files import Files
-from topic.storage.segment import Gap, Segment, Stored, base_of, heads_of, name_of, read_segment, whole_heads_of
+from topic.storage.segment import Gap, Segment, Stored, base_of, block_at, heads_of, name_of, read_segment, whole_heads_of
 
 SEGMENT_BYTES: Final = 16 << 20
 
@@ -63,8 +63,9 @@ class Patch(NamedTuple):
     base: int
     """Of the file; that of the first block: the file is new."""
     low: int
+    high: int
     next_place: int
-    """Place of what follows them in the file; -1: nothing does."""
+    """Place of what follows them in the file, by the index; -1: it does not know."""
     data: bytes
 
 
@@ -160,24 +161,25 @@ class PartLog:
 
     def patch(self, blocks: Sequence[Stored]) -> Patch:
         """Place of blocks that follow each other and fill a gap."""
-        low, data = blocks[0].stamp.base, b"".join(each.data for each in blocks)
-        segment = self.segment_at(low)
+        low, high = blocks[0].stamp.base, blocks[-1].stamp.base + blocks[-1].block.count
+        data, segment = b"".join(each.data for each in blocks), self.segment_at(low)
         if segment is None:
-            return Patch(self.folder, self._path(low), low, low, -1, data)
+            return Patch(self.folder, self._path(low), low, low, high, -1, data)
         mark = segment.next_mark(blocks[-1].stamp.base)
-        return Patch(self.folder, segment.path, segment.base, low, mark.place if mark else -1, data)
+        next_place = mark.place if mark is not None and mark.base == high else -1
+        return Patch(self.folder, segment.path, segment.base, low, high, next_place, data)
 
-    def patched(self, patch: Patch, high: int) -> None:
-        """Take over blocks that were written in place of a gap, up to an offset."""
+    def patched(self, patch: Patch) -> None:
+        """Take over blocks that were written in place of a gap."""
         if patch.base == patch.low and all(segment.base != patch.base for segment in self.segments):
-            made = Segment(patch.path, patch.base, high, len(patch.data))
+            made = Segment(patch.path, patch.base, patch.high, len(patch.data))
             self.segments = sorted([*self.segments, made], key=lambda segment: segment.base)
             self._rolled = self._rolled or made is self.segments[-1]
         else:
             segment = self.segment_at(patch.low)
             if segment is not None and (segment is not self.segments[-1] or self._rolled):
                 segment.close(max(segment.size, self._files.size(segment.path)), segment.end)
-        self.gaps = [gap for gap in self.gaps if not (patch.low <= gap.low and gap.high <= high)]
+        self.gaps = [gap for gap in self.gaps if not (patch.low <= gap.low and gap.high <= patch.high)]
 
     def freeze(self) -> Writing | None:
         """Everything to be written and synced now; None: nothing. Changes nothing: `written` does when it has happened."""
@@ -273,9 +275,9 @@ class PartLog:
         """The gap that begins with an offset that cannot be read, up to where something may be readable again."""
         segment = self.segment_at(offset)
         if segment is not None:
-            segment.survey(self._files)
+            block = block_at(self._files, segment, offset)
             mark = segment.next_mark(offset)
-            return Gap(offset, mark.base if mark else segment.end)
+            return Gap(offset, block.end if block else mark.base if mark else segment.end)
         later = [each.base for each in self.segments if each.base > offset]
         return Gap(offset, min([*later, *(stamp.base for stamp, _, _ in self._tail if stamp.base > offset), self.end]))
 
@@ -327,14 +329,16 @@ def write_part(files: Files, writing: Writing) -> None:
 def write_patch(files: Files, patch: Patch) -> bool:
     """Write blocks in place of a gap, durably; may be called in a thread. Returns False if they do not fit there. Raises DiskFull,
     DiskFailed."""
-    place = 0
+    place, at, next_place = 0, 0, patch.next_place
     if patch.path.rpartition("/")[2] in files.names(patch.folder):
         for stamp, _, size in heads_of(files, patch.path, patch.base):
-            if stamp.base >= patch.low:
+            if stamp.base >= patch.high:
+                next_place = at if stamp.base == patch.high else next_place
                 break
-            place += size
+            at += size
+            place = at if stamp.base < patch.low else place
         end = place + len(patch.data)
-        if end != patch.next_place if patch.next_place >= 0 else end < files.size(patch.path):
+        if end != next_place if next_place >= 0 else end < files.size(patch.path):
             return False
     else:
         files.make_folder(patch.folder)

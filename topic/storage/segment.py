@@ -88,10 +88,10 @@ class Segment:
             found.note(stamp, size, count)
         self.index, self.last_us, self.scanned = found.index, found.last_us, True
 
-    def place_of(self, offset: int) -> int:
-        """A place in the file at which a block begins that is not after this offset."""
+    def mark_before(self, offset: int) -> Mark:
+        """The last indexed block that does not begin after an offset."""
         found = bisect_right(self.index, offset, key=lambda mark: mark.base) - 1
-        return self.index[found].place if found >= 0 else 0
+        return self.index[found] if found >= 0 else Mark(self.base, 0, 0)
 
     def next_mark(self, offset: int) -> Mark | None:
         """The first indexed block beyond an offset."""
@@ -142,10 +142,10 @@ def blocks_of(files: Files, path: str, place: int, base: int | None) -> Iterator
         base, at = stamp.base + block.count, at + size
 
 
-def heads_of(files: Files, path: str, base: int) -> Iterator[tuple[Stamp, int, int]]:
+def heads_of(files: Files, path: str, base: int, place: int = 0) -> Iterator[tuple[Stamp, int, int]]:
     """(stamp, count, size with the stamp) of the blocks of a file, by their heads alone; ends where one does not follow. `base`:
-    offset of the first one."""
-    place, buffer, at = 0, b"", 0
+    offset of the first one, which is at `place`."""
+    buffer, at = b"", 0
     while True:
         if at + STAMP_BYTES + HEAD_BYTES > len(buffer):
             place, at = place + at, 0
@@ -164,6 +164,27 @@ def heads_of(files: Files, path: str, base: int) -> Iterator[tuple[Stamp, int, i
         base, at = base + count, at + size
 
 
+class Found(NamedTuple):
+    """A block by its head, which the next one confirms."""
+
+    place: int
+    base: int
+    end: int
+
+
+def block_at(files: Files, segment: Segment, offset: int) -> Found | None:
+    """The block with an offset, whether its messages can be read or not; None: its head cannot. May be called in a thread."""
+    segment.survey(files)
+    mark, found = segment.mark_before(offset), None
+    place = mark.place
+    for stamp, count, size in heads_of(files, segment.path, mark.base, mark.place):
+        if found is not None and found.base <= offset < found.end:
+            return found
+        found = Found(place, stamp.base, stamp.base + count)
+        place += size
+    return found if found is not None and found.base <= offset < found.end == segment.end else None
+
+
 def whole_heads_of(files: Files, segment: Segment) -> Iterator[tuple[Stamp, int, int]]:
     """The same of those blocks that lie in the file as a whole."""
     place = 0
@@ -177,9 +198,17 @@ def whole_heads_of(files: Files, segment: Segment) -> Iterator[tuple[Stamp, int,
 def read_segment(files: Files, segment: Segment, offset: int, max_bytes: int) -> list[Stored]:
     """Checked blocks of a segment from the one that holds an offset on, at least one if that can be read. May be called in a
     thread."""
-    end, found, took = segment.end, list[Stored](), 0
     segment.survey(files)
-    for stored in blocks_of(files, segment.path, segment.place_of(offset), None):
+    found = _read_from(files, segment, segment.mark_before(offset).place, offset, max_bytes)
+    if not found:  # one between the mark and the offset may be damaged
+        block = block_at(files, segment, offset)
+        found = _read_from(files, segment, block.place, offset, max_bytes) if block is not None else found
+    return found
+
+
+def _read_from(files: Files, segment: Segment, place: int, offset: int, max_bytes: int) -> list[Stored]:
+    end, found, took = segment.end, list[Stored](), 0
+    for stored in blocks_of(files, segment.path, place, None):
         if stored.stamp.base >= end or (not found and stored.stamp.base > offset):
             break
         if stored.stamp.base + stored.block.count > offset:
