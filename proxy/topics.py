@@ -38,6 +38,8 @@ from pixiu.errors import (
     OutcomeUnknown,
     Overloaded,
     PixiuError,
+    RegistryUnavailable,
+    RemoteError,
     Unavailable,
     UnknownTopic,
 )
@@ -77,11 +79,13 @@ class _Read:
     """Something that is read for everybody who asks within `CACHED_S`."""
 
     began: float
-    task: asyncio.Task[Any]
+    task: asyncio.Future[Any]
+    last: list[Any]
+    """The latest result, if there was one."""
 
 
-class _Cache:
-    """Results of the latest reads, by key. One read serves all who ask meanwhile."""
+class Cache:
+    """Results of the latest reads, by key. One read serves all who ask meanwhile; without the registry the last result stays."""
 
     def __init__(self) -> None:
         self._reads: dict[object, _Read] = {}
@@ -93,18 +97,26 @@ class _Cache:
         if found is None or found.began < max(now - CACHED_S, not_before) or _failed(found.task):
             while len(self._reads) >= MAX_CACHED:
                 del self._reads[next(iter(self._reads))]
+            last = found.last if found is not None else []
             self._reads.pop(key, None)
-            found = self._reads[key] = _Read(now, asyncio.ensure_future(read()))
-        result: Found = await asyncio.shield(found.task)
+            found = self._reads[key] = _Read(now, asyncio.ensure_future(read()), last)
+        try:
+            result: Found = await asyncio.shield(found.task)
+        except RegistryUnavailable:
+            if not found.last:
+                raise
+            result = found.last[0]
+        found.last = [result]
         return result
 
     def forget(self, *keys: object) -> None:
         """Read these again when they are asked for."""
         for key in keys:
-            self._reads.pop(key, None)
+            if key in self._reads:
+                self._reads[key].began = float("-inf")
 
 
-def _failed(task: asyncio.Task[Any]) -> bool:
+def _failed(task: asyncio.Future[Any]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
@@ -118,7 +130,7 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
 
     def __init__(self, context: Context[Any], guard: LoginGuard | None) -> None:
         self._context, self._guard = context, guard
-        self._cache = _Cache()
+        self._cache = Cache()
         self._channels = Channels("admin", own=context.tls)
         self._waiting = self._changing = 0
         self._lists = asyncio.Semaphore(MAX_LISTS)
@@ -215,7 +227,7 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
         try:
             data, _ = await self._context.zookeeper.get(paths.partition_state(self._context.root, "topic", group))
             return int(decode_state(data).leader)
-        except (NoNode, MalformedData, InvalidArgument):
+        except (RemoteError, InvalidArgument):
             return 0
 
     async def _list(self, access: LoginSession | None, request: topic_pb2.ListTopicsRequest) -> topic_pb2.ListTopicsReply:

@@ -1,0 +1,59 @@
+"""A proxy's reads of topics: one for all who ask at a time, and the last result while the registry is away."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from pixiu.errors import RegistryUnavailable
+from proxy import topics
+from proxy.topics import Cache
+
+
+async def test_one_read_serves_all_who_ask_meanwhile() -> None:
+    cache, reads = Cache(), 0
+
+    async def read() -> int:
+        nonlocal reads
+        reads += 1
+        await asyncio.sleep(0)
+        return reads
+
+    assert await asyncio.gather(*(cache.get("orders", read) for _ in range(10))) == [1] * 10
+    assert await cache.get("orders", read) == 1
+    cache.forget("orders", "others")
+    assert await cache.get("orders", read) == 2
+    assert await cache.get("others", read) == 3
+
+
+async def test_the_last_result_stays_while_the_registry_is_away() -> None:
+    cache, away = Cache(), True
+
+    async def read() -> str:
+        if away:
+            raise RegistryUnavailable("away")
+        return "found"
+
+    with pytest.raises(RegistryUnavailable):
+        await cache.get("orders", read)
+    away = False
+    assert await cache.get("orders", read) == "found"
+    away = True
+    for _ in range(3):
+        cache.forget("orders")
+        assert await cache.get("orders", read) == "found"
+
+
+async def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "MAX_CACHED", 2)
+    cache, read = Cache(), list[int]()
+
+    async def find(number: int) -> int:
+        read.append(number)
+        return number
+
+    for number in (1, 2, 3, 3, 2, 1):
+        assert await cache.get(number, partial(find, number)) == number
+    assert read == [1, 2, 3, 1]
