@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pixiu.placement.slots import SLOTS, Lineage, Part, Range
 from pixiu.wire import block
+from pixiu.wire.levels import Level
 from tests.sim.replication.world import Node
 from tests.sim.topics.group import Group, body_of
 from tests.sim.topics.history import Acknowledged, Confirmed, Message
 from topic import entries as en
 from topic import events as ev
+from topic.events import LoadTest
 from topic.state.parts import Verdict
 from topic.state.state import Done, Sealed
 
@@ -85,15 +87,19 @@ class Writer:
             stream.blocks.append(size)
             stream.sent_at = now
             self.world.count("blocks sent")
-            messages = [block.Message(body_of(each), each.slot) for each in list(stream.messages)[done : done + size]]
+            messages = [encoded(each) for each in list(stream.messages)[done : done + size]]
             first = stream.confirmed + 1 + done
             data = block.encode(messages, topic=TOPIC, part=part, writer=self.number, first=first)
             group = self.world.groups[self.lineage.parts[part].group]
-            self.world.send(group, ev.WriteRequested(self.number, part, 42, data))
+            level = rng.choice((Level.REPLICATED, Level.REPLICATED, Level.PERSISTED, Level.ACCEPTED))
+            self.world.send(group, ev.WriteRequested(self.number, part, 42, data, level))
 
     def on_reply(self, reply: ev.WriteReply) -> None:
         part, stream = reply.request, self.streams[reply.request]
         if stream.ended or reply.verdict is None:
+            return
+        if reply.verdict is Verdict.STORED and reply.base < 0:
+            self.world.count("answered early")  # it is sent again, to learn whether it is stored
             return
         if reply.verdict in (Verdict.STORED, Verdict.REPEATED, Verdict.HOLE, Verdict.SEALED):
             self._confirm(stream, reply.position)
@@ -126,8 +132,9 @@ class Writer:
 class Member:
     """A member of a channel at one group: joins its leader again and again, answers most of what it gets."""
 
-    def __init__(self, world: TopicWorld, channel: int, group: Group) -> None:
+    def __init__(self, world: TopicWorld, channel: int, group: Group, tagged: bool) -> None:
         self.world, self.channel, self.group = world, channel, group
+        self.tag = "a" if tagged else ""
         self.number = -1
         self.node: tuple[Node, int] | None = None
         world.after(world.rng.uniform(1.0, 3.0), self.turn)
@@ -140,7 +147,9 @@ class Member:
                 world.member_numbers += 1
                 self.number, self.node = world.member_numbers, (node, node.start)
                 world.members[self.number] = self
-                self._ask(ev.Joined(self.number, NAME, str(self.channel), rng.choice((1, 3, 10))))
+                world.tags[self.number] = self.tag
+                load_test = LoadTest.PASS if world.channels[self.channel].load_test else LoadTest.BLOCK
+                self._ask(ev.Joined(self.number, NAME, str(self.channel), rng.choice((1, 3, 10)), "", self.tag, load_test))
         elif rng.random() < (0.03 if world.writing else 0.005):
             world.count("members left")
             self._ask(ev.Left(self.number))
@@ -183,6 +192,20 @@ class Member:
             self.world.judge.take(Acknowledged(self.channel, reply.part, tuple(found)))
 
 
+def encoded(message: Message) -> block.Message:
+    """A message with the fields that follow from its number."""
+    headers = [("region", message.region.encode())] if message.region else []
+    return block.Message(body_of(message), message.slot, headers=headers, tag=message.tag or None, load_test=message.load_test)
+
+
+class Wish(NamedTuple):
+    """An entry that the admin wants in a group's log."""
+
+    group: int
+    kind: int
+    payload: bytes
+
+
 class Admin:
     """Makes the topic, and splits, merges and moves its parts: seals the parents, then opens the children, then says so."""
 
@@ -190,34 +213,91 @@ class Admin:
         self.world = world
         self.lineage = Lineage.new([Range(0, 32_768, 0), Range(32_768, SLOTS, 1)])
         self.channels = [
-            en.ChannelSettings(number, TOPIC, str(number), ordered, max_attempts=2, timeout_s=2.0)
-            for number, ordered in world.channels.items()
+            en.ChannelSettings(
+                number,
+                TOPIC,
+                str(number),
+                each.ordered,
+                max_attempts=2,
+                timeout_s=2.0,
+                filter=f'[{{"header": "region", "equal": "{each.region}"}}]' if each.region else "",
+            )
+            for number, each in world.channels.items()
         ]
-        self._left: deque[tuple[int, int, bytes]] = deque()
-        """(group, kind, payload) that must be answered, in this order."""
+        self._left: list[deque[Wish]] = [deque() for _ in world.groups]
+        """By group: what must be answered, in this order."""
+        self._asked: list[Wish] = []
+        """By number of the request."""
+        self._deleted, self._version = False, 1
         self._told: set[int] = set()
         """Groups that know the topic."""
         self._sealed: list[Sealed] = []
         self._children: list[Part] = []
         self._next = self.lineage
-        self._asked = 0
         self._children = list(self.lineage.open_parts())
         self._open_children()
         world.after(0.5, self.turn)
 
     @property
     def idle(self) -> bool:
-        return not self._left and not self._children
+        return not any(self._left) and not self._children and not self._deleted
 
     def turn(self) -> None:
+        world, rng = self.world, self.world.rng
+        if not any(self._left) and not self._children and (world.writing or self._deleted) and (chance := rng.random()) < 0.5:
+            if self._deleted:
+                self._set_deleted(False)
+            elif chance < 0.2:
+                self._resize()
+            elif chance < 0.3:
+                self._seek()
+            elif chance < 0.38:
+                self._resend()
+            elif chance < 0.46:
+                self._drop()
+            elif chance < 0.48:
+                self._set_deleted(True)
+        for group, left in zip(world.groups, self._left, strict=True):
+            if left:
+                self._asked.append(left[0])
+                world.send(group, ev.Requested(len(self._asked) - 1, left[0].kind, left[0].payload, force=True))
+        world.after(rng.uniform(0.2, 0.6), self.turn)
+
+    def _wish(self, group: int, kind: int, payload: bytes) -> None:
+        self._left[group].append(Wish(group, kind, payload))
+
+    def _set_deleted(self, deleted: bool) -> None:
+        self._deleted, self._version = deleted, self._version + 1
+        payload = en.TopicSettings(TOPIC, NAME, deleted=deleted, version=self._version).encode()
+        for group in sorted(self._told):
+            self._wish(group, en.TOPIC, payload)
+
+    def _seek(self) -> None:
+        """In open parts: in others a seek would move a channel behind what it has read after them."""
+        rng, judge = self.world.rng, self.world.judge
+        part, channel = rng.choice(self.lineage.open_parts()), rng.choice(self.channels)
+        number = en.part_id(TOPIC, part.number)
+        offset = rng.randint(0, judge.end(number))
+        self._wish(part.group, en.SEEK, en.encode_seek(channel.channel, number, offset))
+
+    def _resend(self) -> None:
+        for group in self.world.groups:
+            for (channel, part), progress in group.truth.progress.items():
+                if progress.dead:
+                    self._wish(group.number, en.RESEND, en.encode_resend(channel, part))
+                    return
+
+    def _drop(self) -> None:
+        """A sealed part that everybody has, and no writer writes to; the oldest first, as `pixiu.placement.slots` says."""
         world = self.world
-        if not self._left and not self._children and world.writing and world.rng.random() < 0.2:
-            self._resize()
-        if self._left:
-            group, kind, payload = self._left[0]
-            self._asked += 1
-            world.send(world.groups[group], ev.Requested(self._asked, kind, payload))
-        world.after(world.rng.uniform(0.2, 0.6), self.turn)
+        for part in self.lineage.parts.values():
+            number = en.part_id(TOPIC, part.number)
+            done = all(world.judge.is_done(channel, number) for channel in world.channels)
+            followed = all(part.number not in each.streams or each.streams[part.number].ended for each in world.writers)
+            first = all(en.part_id(TOPIC, parent) in world.dropped for parent in part.parents)
+            if part.sealed and first and done and followed and number not in world.dropped:
+                self._wish(part.group, en.DROP, en.encode_drop(number))
+                return
 
     def _resize(self) -> None:
         rng, parts = self.world.rng, self.lineage.open_parts()
@@ -234,30 +314,33 @@ class Admin:
         children = [en.Child(part.number, part.low, part.high, part.group) for part in self._children]
         self._sealed = []
         for number in sealed:
-            self._left.append((self.lineage.parts[number].group, en.SEAL, en.encode_seal(en.part_id(TOPIC, number), children)))
+            self._wish(self.lineage.parts[number].group, en.SEAL, en.encode_seal(en.part_id(TOPIC, number), children))
         self.world.count("resized")
 
     def on_reply(self, reply: ev.Reply) -> None:
-        if reply.request != self._asked or reply.answer is None or not self._left:
+        wish = self._asked[reply.request]
+        left = self._left[wish.group]
+        if reply.answer is None or not left or left[0] is not wish:
             return
-        if isinstance(reply.answer, Done) and not reply.answer.ok:
+        if isinstance(reply.answer, Done) and not reply.answer.ok and wish.kind != en.DROP:
             return
-        self._left.popleft()
-        self._asked += 1
+        left.popleft()
         if isinstance(reply.answer, Sealed):
             self._sealed.append(reply.answer)
-        if not self._left and self._sealed:
+        if any(self._left):
+            return
+        if self._sealed:
             self._open_children()
-        elif not self._left:
+        elif self._children:
             self.lineage, self._children = self._next, []
             self.world.count("opened")
 
     def _open_children(self) -> None:
         for group in sorted({part.group for part in self._children} - self._told):
             self._told.add(group)
-            self._left.append((group, en.TOPIC, en.TopicSettings(TOPIC, NAME).encode()))
+            self._wish(group, en.TOPIC, en.TopicSettings(TOPIC, NAME, version=self._version).encode())
         for part in self._children:
             writers = [writer for sealed in self._sealed if en.number_of(sealed.part) in part.parents for writer in sealed.writers]
             opening = en.Opening(en.part_id(TOPIC, part.number), part.low, part.high, part.parents, writers, self.channels)
-            self._left.append((part.group, en.OPEN, opening.encode()))
+            self._wish(part.group, en.OPEN, opening.encode())
         self._sealed = []

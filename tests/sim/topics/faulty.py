@@ -9,7 +9,8 @@ from cluster.store.events import LeaderChanged
 from topic import entries as en
 from topic import events as ev
 from topic.core import Core, _Report, _reported, _Request
-from topic.dispatch.dispatcher import Dispatcher
+from topic.dispatch.dispatcher import Dispatcher, Queue
+from topic.dispatch.flights import Pending
 from topic.dispatch.lanes import Lane, Lanes
 from topic.dispatch.sorting import Sorter
 from topic.state.channels import Progress
@@ -94,6 +95,36 @@ class ForgetsParents(Core):
 
     def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
         return _ForgetsParents(settings, self._state, self._parts.blocks, self.clock)
+
+
+class _LeavesUnwanted(Dispatcher):
+    def _skip(self, part: int, queue: Queue, now: float) -> list[Pending]:
+        super()._skip(part, queue, now)
+        return []
+
+
+class LeavesUnwanted(Core):
+    """A message that a filter does not want is left unacknowledged."""
+
+    def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
+        return _LeavesUnwanted(settings, self._state, self._parts.blocks, self.clock)
+
+
+class _GivesEarly(Dispatcher):
+    def report(
+        self, member: int, part: int, acknowledged: Sequence[tuple[int, int]], refused: Sequence[tuple[int, float]]
+    ) -> Pending | None:
+        pending = super().report(member, part, acknowledged, refused)
+        for each in pending.settlement.deferred if pending else ():
+            self.queues[part].ready.again(each.offset, each.offset + 1, 0.0)
+        return pending
+
+
+class GivesEarly(Core):
+    """A message that a member refuses is given to another before that is committed."""
+
+    def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
+        return _GivesEarly(settings, self._state, self._parts.blocks, self.clock)
 
 
 class TrimsBeforeSync(Store):

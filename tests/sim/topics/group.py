@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.replication.core import events as rep
 from cluster.replication.core.states import State as Role
+from cluster.replication.model import Entry
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pixiu.errors import Overloaded, Refusal
 from pixiu.wire.block import Block, Stamp
 from tests.sim.power_cut.disk import Left
 from tests.sim.replication.world import Node, World
 from tests.sim.topics.disk import MemoryFiles, MemoryTable
-from tests.sim.topics.history import Done, Message, Opened, Sealed, Stored
+from tests.sim.topics.history import Done, Dropped, Message, Opened, Resent, Sealed, Sought, Stored, Voided
 from topic import entries as en
 from topic import events as ev
 from topic.core import Core
 from topic.state.channels import Changes
 from topic.state.parts import Appended, Verdict
+from topic.state.state import Done as Answer
 from topic.state.state import Sealed as SealAnswer
 from topic.state.state import State
 from topic.storage.segment import Stored as StoredBlock
@@ -146,6 +148,9 @@ class Group(World):
     def request(self, node: Node, start: int, event: ev.Event) -> None:
         """An event and the end of its turn, if the process is still the same and does not hang."""
         if node.start == start and node.core is not None and self.now >= node.paused_until:
+            if isinstance(event, ev.Requested) and event.kind == en.SEEK and self.replicas[node.member].core.epoch:
+                channel, part, _ = en.decode_seek(event.payload)
+                self.world.judge.take(Voided(channel, part))
             self.step(node, event)
             self.step(node, END_OF_TURN)
 
@@ -234,8 +239,28 @@ class Group(World):
                 found = en.Settlement.decode(entry.payload)
                 offsets = [offset for low, high in found.acknowledged for offset in range(low, high)]
                 self.world.count("dead letters", len(found.dead))
-                take(Done(found.channel, found.part, (*offsets, *(each.offset for each in found.dead))))
+                dead, deferred = [each.offset for each in found.dead], [each.offset for each in found.deferred]
+                take(Done(found.channel, found.part, (*offsets, *dead), tuple(deferred)))
+            elif isinstance(answer, Answer) and answer.ok:
+                self._tell_rare(entry, answer)
         self._seen = len(self.history.log)
+
+    def _tell_rare(self, entry: Entry, answer: Answer) -> None:
+        take = self.world.judge.take
+        if entry.kind == en.SEEK:
+            channel, part, offset = en.decode_seek(entry.payload)
+            self.world.count("seeks")
+            take(Sought(channel, part, offset))
+        elif entry.kind == en.RESEND:
+            channel, part, _ = en.decode_resend(entry.payload)
+            self.world.count("resent", len(answer.offsets))
+            take(Resent(channel, part, tuple(answer.offsets)))
+        elif entry.kind == en.DROP and (part := en.decode_drop(entry.payload)) not in self.world.dropped:
+            self.world.count("dropped")
+            self.world.dropped.add(part)
+            take(Dropped(part))
+        elif entry.kind == en.TOPIC and en.TopicSettings.decode(entry.payload).deleted:
+            self.world.count("deleted")
 
     def _do_SendSnapshot(self, node: Node, effect: rep.SendSnapshot) -> None:
         replica = self.replicas[node.member]

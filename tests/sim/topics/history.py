@@ -15,11 +15,37 @@ from typing import NamedTuple
 
 
 class Message(NamedTuple):
-    """What a test writes: the n-th message of a writer to a slot."""
+    """What a test writes: the n-th message of a writer to a slot. Its fields follow from its number."""
 
     writer: int
     slot: int
     number: int
+
+    @property
+    def region(self) -> str:
+        """Value of its header; empty: it has none."""
+        return ("eu", "us", "")[self.number % 3]
+
+    @property
+    def tag(self) -> str:
+        return "a" if self.number % 5 == 0 else ""
+
+    @property
+    def load_test(self) -> bool:
+        return self.number % 7 == 0
+
+
+class Channel(NamedTuple):
+    """A channel of a test."""
+
+    ordered: bool
+    region: str = ""
+    """Messages with this header are wanted; empty: all."""
+    load_test: bool = True
+    """Messages of load tests are wanted, too."""
+
+    def wants(self, message: Message) -> bool:
+        return (not self.region or message.region == self.region) and (self.load_test or not message.load_test)
 
 
 @dataclass(frozen=True)
@@ -62,6 +88,10 @@ class Given:
     member: int
     offsets: tuple[int, ...]
     messages: tuple[Message | None, ...]
+    leader: tuple[int, ...] = ()
+    """Who gave them: group, replica, epoch."""
+    tag: str = ""
+    """The member's."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +101,8 @@ class Done:
     channel: int
     part: int
     offsets: tuple[int, ...]
+    deferred: tuple[int, ...] = ()
+    """These come again."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +114,62 @@ class Acknowledged:
     offsets: tuple[int, ...]
 
 
-Event = Opened | Sealed | Stored | Confirmed | Given | Done | Acknowledged
+@dataclass(frozen=True)
+class Ended:
+    """A leader ended a member."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class Voided:
+    """A seek was asked for, so that what members have counts no longer."""
+
+    channel: int
+    part: int
+
+
+@dataclass(frozen=True)
+class Sought:
+    """A seek is committed."""
+
+    channel: int
+    part: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Resent:
+    """Dead letters are to be delivered again, by a committed entry."""
+
+    channel: int
+    part: int
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A member was told that its channel has everything of a part."""
+
+    channel: int
+    part: int
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A part was dropped, by a committed entry."""
+
+    part: int
+
+
+Event = Opened | Sealed | Stored | Confirmed | Given | Done | Acknowledged | Ended | Voided | Sought | Resent | Finished | Dropped
 
 
 class Judge:
     """Takes events one by one. `violations` are (what, details)."""
 
-    def __init__(self, channels: dict[int, bool]) -> None:
-        self._ordered = channels
-        """Channel → whether it is ordered."""
+    def __init__(self, channels: dict[int, Channel]) -> None:
+        self._channels = channels
         self.violations: list[tuple[str, str]] = []
         self._parents: dict[int, tuple[int, ...]] = {}
         self._sealed: set[int] = set()
@@ -102,6 +181,13 @@ class Judge:
         """(channel, part, slot) → how many of the offsets in `_by_slot` are done, without a gap."""
         self._done: dict[tuple[int, int], set[int]] = defaultdict(set)
         """(channel, part) → offsets."""
+        self._ever_done: dict[tuple[int, int], set[int]] = defaultdict(set)
+        self._sought: set[tuple[int, int]] = set()
+        """(channel, part) that a seek moved."""
+        self._owed: dict[tuple[int, int], set[int]] = defaultdict(set)
+        """(channel, part) → dead letters that are to be delivered again."""
+        self._holders: dict[tuple[int, int], dict[int, tuple[int, tuple[int, ...]]]] = defaultdict(dict)
+        """(channel, part) → offset → member that has it, and who gave it."""
         self._told: dict[tuple[int, int], set[int]] = defaultdict(set)
         self._given: dict[tuple[int, int], set[int]] = defaultdict(set)
         self._stored: set[Message] = set()
@@ -157,7 +243,15 @@ class Judge:
                 continue
             if offset in self._told[key]:
                 self._violation("given again after its acknowledgement was confirmed", (event.channel, event.part, offset))
-            if self._ordered[event.channel]:
+            channel = self._channels[event.channel]
+            if not channel.wants(message):
+                self._violation("given and not wanted", (event.channel, message))
+            if event.tag not in ("", message.tag):
+                self._violation("given to a member with another tag", (event, message))
+            if self._holders[key].get(offset, (0, ()))[1] == event.leader != ():
+                self._violation("with two members at the same time", (event, offset, self._holders[key][offset]))
+            self._holders[key][offset] = event.member, event.leader
+            if channel.ordered and offset not in self._owed[key]:
                 self._check_turn(event, offset, content[offset].slot, before)
             before.add(offset)
             self._given[key].add(offset)
@@ -166,14 +260,17 @@ class Judge:
         """Everything earlier of the slot is done, or comes in the same batch before it."""
         for part in self._line(event.part):
             done, offsets = self._done[event.channel, part], self._by_slot[part, slot]
+            content, wants = self._content[part], self._channels[event.channel].wants
             at = self._undone[event.channel, part, slot]
-            while at < len(offsets) and offsets[at] in done:
+            while at < len(offsets) and (offsets[at] in done or not wants(content[offsets[at]])):
                 at += 1
             self._undone[event.channel, part, slot] = at
+            if part != event.part and (event.channel, part) in self._sought:
+                continue  # a seek in a part that was finished does not hold up those behind it
             for each in offsets[at:]:
                 if part == event.part and each >= offset:
                     break
-                if each not in done and not (part == event.part and each in before):
+                if each not in done and wants(content[each]) and not (part == event.part and each in before):
                     self._violation("a lane was handed on before it was done", (event, slot, part, each))
                     return
 
@@ -188,26 +285,70 @@ class Judge:
         return found
 
     def _on_done(self, event: Done) -> None:
-        self._done[event.channel, event.part].update(event.offsets)
+        key, channel, content = (event.channel, event.part), self._channels[event.channel], self._content[event.part]
+        for offset in event.offsets:
+            if offset < len(content) and channel.wants(content[offset]) and offset not in self._given[key]:
+                self._violation("acknowledged and never given", (event, content[offset]))
+        self._done[key].update(event.offsets)
+        self._ever_done[key].update(event.offsets)
+        self._owed[key].difference_update(event.offsets)
+        for offset in (*event.offsets, *event.deferred):
+            self._holders[key].pop(offset, None)
 
     def _on_acknowledged(self, event: Acknowledged) -> None:
-        for offset in event.offsets:
-            if offset not in self._done[event.channel, event.part]:
-                self._violation("an acknowledgement counted before it was committed", event)
-                break
-        self._told[event.channel, event.part].update(event.offsets)
+        key = event.channel, event.part
+        if not self._ever_done[key].issuperset(event.offsets):
+            self._violation("an acknowledgement counted before it was committed", event)
+        self._told[key].update(self._done[key].intersection(event.offsets))
+
+    def _on_ended(self, event: Ended) -> None:
+        for holders in self._holders.values():
+            for offset in [offset for offset, (member, _) in holders.items() if member == event.member]:
+                del holders[offset]
+
+    def _on_voided(self, event: Voided) -> None:
+        self._holders[event.channel, event.part].clear()
+
+    def _on_sought(self, event: Sought) -> None:
+        key = event.channel, event.part
+        self._sought.add(key)
+        skipped = set(range(min(event.offset, len(self._content[event.part]))))
+        self._owed[key].clear()
+        self._done[key] = skipped
+        self._ever_done[key] |= skipped
+        self._given[key] = self._given[key] & skipped | skipped
+        self._told[key] &= skipped
+        for slot in {message.slot for message in self._content[event.part]}:
+            self._undone[event.channel, event.part, slot] = 0
+
+    def _on_resent(self, event: Resent) -> None:
+        key = event.channel, event.part
+        self._owed[key].update(event.offsets)
+        self._told[key].difference_update(event.offsets)
+        self._given[key].difference_update(event.offsets)
+
+    def _on_finished(self, event: Finished) -> None:
+        key = event.channel, event.part
+        whole = event.part in self._sealed and len(self._ever_done[key]) == len(self._content[event.part])
+        if not whole and key not in self._sought:
+            self._violation("a part is called finished that is not", event)
+
+    def _on_dropped(self, event: Dropped) -> None:
+        for channel in self._channels:
+            if not self.is_done(channel, event.part):
+                self._violation("dropped and not done", (channel, event.part))
 
     def finish(self) -> None:
         """The run is over, and everything had time to be read."""
         for message in sorted(self._confirmed - self._stored):
             self._violation("confirmed and not stored", message)
-        for channel in self._ordered:
+        for number, channel in self._channels.items():
             for part, content in self._content.items():
-                missing = set(range(len(content))) - self._given[channel, part]
+                missing = {at for at, each in enumerate(content) if channel.wants(each)} - self._given[number, part]
                 if missing:
-                    self._violation("never given to a channel", (channel, part, sorted(missing)[:5]))
-                if len(self._done[channel, part]) < len(content):
-                    self._violation("never acknowledged", (channel, part))
+                    self._violation("never given to a channel", (number, part, sorted(missing)[:5]))
+                if not self.is_done(number, part):
+                    self._violation("never acknowledged", (number, part))
 
     @property
     def stored(self) -> int:
@@ -217,13 +358,20 @@ class Judge:
     def confirmed(self) -> int:
         return len(self._confirmed)
 
+    def end(self, part: int) -> int:
+        """Number of messages that a part has."""
+        return len(self._content[part])
+
+    def is_done(self, channel: int, part: int) -> bool:
+        """True if a channel has all of a part, as far as it is written."""
+        key = channel, part
+        return len(self._done[key]) == len(self._content[part]) and not self._owed[key]
+
     def all_done(self) -> bool:
-        return all(
-            len(self._done[channel, part]) == len(content) for channel in self._ordered for part, content in self._content.items()
-        )
+        return all(self.is_done(channel, part) for channel in self._channels for part in self._content)
 
 
-def judge(events: Sequence[Event], channels: dict[int, bool]) -> list[str]:
+def judge(events: Sequence[Event], channels: dict[int, Channel]) -> list[str]:
     """What is wrong with a whole history."""
     found = Judge(channels)
     for event in events:

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.topics.history import Acknowledged, Confirmed, Done, Event, Given, Message, Opened, Sealed, Stored, judge
+from tests.sim.topics.history import (
+    Acknowledged,
+    Channel,
+    Confirmed,
+    Done,
+    Dropped,
+    Ended,
+    Event,
+    Finished,
+    Given,
+    Message,
+    Opened,
+    Resent,
+    Sealed,
+    Sought,
+    Stored,
+    Voided,
+    judge,
+)
 
 ANY, ORDERED = 1, 2
-CHANNELS = {ANY: False, ORDERED: True}
+CHANNELS = {ANY: Channel(False), ORDERED: Channel(True)}
 A1, A2, B1 = Message(1, 5, 1), Message(1, 5, 2), Message(1, 6, 1)
 GOOD: list[Event] = [
     Opened(1), Stored(1, 0, (A1, B1)), Confirmed(A1), Confirmed(B1),
@@ -75,7 +93,12 @@ LIES: dict[str, tuple[list[Event], str]] = {
         ),
         "a lane was handed on before it was done",
     ),
+    "a part was dropped that a channel still needs": ([*moved(Dropped(2), Done(ANY, 2, (0,)))], "dropped and not done"),
+    "a part is called finished early": (moved(Finished(ANY, 1), Sealed(1)), "a part is called finished that is not"),
 }  # fmt: skip
+EU, US = Message(1, 5, 3), Message(1, 5, 4)
+FILTERED = {ANY: Channel(False, "eu")}
+FIRST, SECOND = (0, 1, 1), (0, 2, 2)
 
 
 def test_a_good_history_is_good() -> None:
@@ -99,7 +122,41 @@ def test_a_batch_may_hold_a_lane_in_order_only() -> None:
     more = Message(1, 5, 3)
     begin: list[Event] = [Opened(1), Stored(1, 0, (A1, more))]
     end: list[Event] = [Done(ORDERED, 1, (0, 1))]
-    assert judge([*begin, Given(ORDERED, 1, 8, (0, 1), (A1, more)), *end], {ORDERED: True}) == []
-    assert judge([*begin, Given(ORDERED, 1, 8, (1, 0), (more, A1)), *end], {ORDERED: True}) == [
+    assert judge([*begin, Given(ORDERED, 1, 8, (0, 1), (A1, more)), *end], {ORDERED: Channel(True)}) == []
+    assert judge([*begin, Given(ORDERED, 1, 8, (1, 0), (more, A1)), *end], {ORDERED: Channel(True)}) == [
         "a lane was handed on before it was done"
     ]
+
+
+def test_a_message_is_with_one_member_at_a_time() -> None:
+    begin: list[Event] = [Opened(1), Stored(1, 0, (A1,)), Given(ANY, 1, 7, (0,), (A1,), FIRST)]
+    again, other = Given(ANY, 1, 8, (0,), (A1,), FIRST), Given(ANY, 1, 8, (0,), (A1,), SECOND)
+    end, channels = [Done(ANY, 1, (0,))], {ANY: Channel(False)}
+    assert judge([*begin, again, *end], channels) == ["with two members at the same time"]
+    for release in ([Done(ANY, 1, (), (0,)), again], [other], [Voided(ANY, 1), again], [Ended(7), again]):
+        assert judge([*begin, *release, *end], channels) == []
+
+
+def test_a_channel_gets_what_it_wants_and_has_the_rest_acknowledged() -> None:
+    begin: list[Event] = [Opened(1), Stored(1, 0, (EU, US))]
+    given, rest = Given(ANY, 1, 7, (0,), (EU,)), Done(ANY, 1, (1,))
+    assert judge([*begin, given, Done(ANY, 1, (0,)), rest], FILTERED) == []
+    assert judge([*begin, given, Done(ANY, 1, (0,))], FILTERED) == ["never acknowledged"]
+    assert "acknowledged and never given" in judge([*begin, rest, Done(ANY, 1, (0,))], FILTERED)
+    assert "given and not wanted" in judge([*begin, Given(ANY, 1, 7, (0, 1), (EU, US)), Done(ANY, 1, (0, 1))], FILTERED)
+    tagged = Given(ANY, 1, 7, (0,), (EU,), FIRST, "a")
+    assert judge([*begin, tagged, Done(ANY, 1, (0,)), rest], FILTERED) == ["given to a member with another tag"]
+
+
+def test_a_seek_and_dead_letters_that_are_resent_bring_messages_again() -> None:
+    channels = {ORDERED: Channel(True)}
+    given, done = Given(ORDERED, 1, 8, (0, 1), (A1, A2)), Done(ORDERED, 1, (0, 1))
+    begin: list[Event] = [Opened(1), Stored(1, 0, (A1, A2)), given, done, Acknowledged(ORDERED, 1, (0, 1))]
+    back: list[Event] = [*begin, Sought(ORDERED, 1, 0)]
+    assert judge([*back, given, done], channels) == []
+    assert judge([*back, Given(ORDERED, 1, 8, (1,), (A2,)), given, done], channels) == ["a lane was handed on before it was done"]
+    assert judge([*begin[:2], Sought(ORDERED, 1, 2)], channels) == []
+    assert sorted(judge(back, channels)) == ["never acknowledged", "never given to a channel"]
+    resent: list[Event] = [*begin, Resent(ORDERED, 1, (0,))]
+    assert judge([*resent, Given(ORDERED, 1, 8, (0,), (A1,)), Done(ORDERED, 1, (0,))], channels) == []
+    assert sorted(judge(resent, channels)) == ["never acknowledged", "never given to a channel"]

@@ -14,7 +14,7 @@ from tests.sim.replication.schedule import Schedule, heal
 from tests.sim.replication.world import Node
 from tests.sim.topics.clients import Admin, Member, Writer
 from tests.sim.topics.group import Group
-from tests.sim.topics.history import Given, Judge
+from tests.sim.topics.history import Channel, Ended, Finished, Given, Judge
 from tests.support.simulation import Simulation
 from topic import events as ev
 from topic.core import Core
@@ -22,8 +22,7 @@ from topic.storage.store import Store
 
 FAULTS_S = 20.0
 HEALING_S = 120.0
-CHANNELS = {1: False, 2: True}
-"""Channel → whether it is ordered."""
+CHANNELS = {1: Channel(False), 2: Channel(True), 3: Channel(False, "eu", False), 4: Channel(True, "eu", False)}
 
 
 class TopicWorld(Simulation):
@@ -44,6 +43,9 @@ class TopicWorld(Simulation):
         self.writing = True
         self.members: dict[int, Member] = {}
         self.member_numbers = 0
+        self.tags: dict[int, str] = {}
+        """Of all members that ever were, by number."""
+        self.dropped: set[int] = set()
         self.groups = [Group(self, number, self.rng.randrange(1 << 32)) for number in range(2)]
         for group in self.groups:
             schedule = Schedule(group)
@@ -53,8 +55,8 @@ class TopicWorld(Simulation):
         self.writers = [Writer(self, number) for number in (1, 2)]
         for channel in self.channels:
             for group in self.groups:
-                for _ in range(2):
-                    Member(self, channel, group)
+                for tagged in (False, True):
+                    Member(self, channel, group, tagged)
 
     def count(self, what: str, number: int = 1) -> None:
         self.counts[what] += number
@@ -92,8 +94,16 @@ class TopicWorld(Simulation):
                 member.on_report(effect)
         elif isinstance(effect, ev.MemberEnded):
             member = self.members.get(effect.member)
+            self.judge.take(Ended(effect.member))
             if member is not None:
+                self.count("members ended")
                 member.forget()
+        elif isinstance(effect, ev.PartsFinished):
+            member = self.members.get(effect.member)
+            if member is not None:
+                self.count("parts finished", len(effect.parts))
+                for part in effect.parts:
+                    self.judge.take(Finished(member.channel, part))
         elif isinstance(effect, ev.AskParent):
             self.after(delay, self._ask_parent, group, node, node.start, effect)
 
@@ -101,7 +111,9 @@ class TopicWorld(Simulation):
         offsets = tuple(offset for run in effect.runs for offset in range(run.low, run.high))
         replica = group.replicas[node.member]
         messages = tuple(replica.message_at(effect.part, offset) for offset in offsets)
-        self.judge.take(Given(effect.channel, effect.part, effect.member, offsets, messages))
+        leader = group.number, node.member, replica.core.epoch
+        tag = self.tags[effect.member]
+        self.judge.take(Given(effect.channel, effect.part, effect.member, offsets, messages, leader, tag))
         self.count("given", len(offsets))
         self.count("given again", sum(run.high - run.low for run in effect.runs if run.attempts > 1))
         member = self.members.get(effect.member)
@@ -109,7 +121,10 @@ class TopicWorld(Simulation):
             self.after(delay, member.on_messages, effect.member, effect)
 
     def _ask_parent(self, asking: Group, node: Node, start: int, effect: ev.AskParent) -> None:
-        """Whoever leads the parent's group, or believes so, may answer: what is finished stays so."""
+        """Whoever leads the parent's group, or believes so, may answer: what is finished stays so. A dropped part is finished."""
+        if effect.part in self.dropped:
+            asking.request(node, start, ev.ParentFinished(effect.channel, effect.part))
+            return
         for group in self.groups:
             for replica in group.replicas.values():
                 if replica.node.core is not None and replica.core.finished(effect.channel, effect.part):
