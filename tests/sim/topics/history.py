@@ -217,7 +217,7 @@ class Judge:
             self._violation("offsets are not dense", event)
         if event.part in self._sealed:
             self._violation("stored after the seal", event)
-        for offset, message in enumerate(event.messages, event.base):
+        for message in event.messages:
             if message in self._stored:
                 self._violation("a message is stored twice", message)
             self._stored.add(message)
@@ -225,8 +225,8 @@ class Judge:
             if message.number <= self._last.get(key, 0):
                 self._violation("a slot is out of order", message)
             self._last[key] = max(message.number, self._last.get(key, 0))
+            self._by_slot[event.part, message.slot].append(len(content))
             content.append(message)
-            self._by_slot[event.part, message.slot].append(offset)
 
     def _on_confirmed(self, event: Confirmed) -> None:
         self._confirmed.add(event.message)
