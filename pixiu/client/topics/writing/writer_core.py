@@ -59,6 +59,7 @@ from pixiu.errors import (
 )
 from pixiu.placement.slots import SLOTS, slot_of
 from pixiu.wire.block import HEAD_BYTES, MAX_BLOCK_BYTES, Encoded, join
+from pixiu.wire.levels import Level
 
 LINGER_S: Final = 0.005
 """Longest wait of a message for others of its block, while the part has a block under way. Otherwise it leaves at once."""
@@ -185,7 +186,8 @@ class WriterCore:
         stream = self._streams.get(part.number)
         if stream is None:
             stream = self._streams[part.number] = PartStream(part.number, part.low, part.high, part.group)
-            stream.confirmed = self._stored.get(part.number, Stored()).position
+            stream.confirmed = stream.safe = self._stored.get(part.number, Stored()).position
+            stream.doubtful = self.resumed is not None
             stream.touched = self._is_touched(part.number)
         return stream
 
@@ -405,7 +407,7 @@ class WriterCore:
         self, group: GroupStream, stream: PartStream, block: SentBlock, result: Result, now: float, woken: list[TopicTicket]
     ) -> list[Effect]:
         verdict = result.verdict
-        if verdict is Verdict.STORED or (verdict is Verdict.REPEATED and all(each.attempts > 1 for each in block.tickets)):
+        if verdict is Verdict.STORED or (verdict is Verdict.REPEATED and stream.may_have(block)):
             self._stored_block(stream, block, result.base, woken)
             return []
         if verdict is Verdict.REPEATED:
@@ -414,12 +416,15 @@ class WriterCore:
             return []
         if verdict is Verdict.HOLE:
             self.counters.holes += 1
+            if result.position < stream.safe:  # it led before, and knows less than what was confirmed
+                self._last_reason = "a replica that no longer leads answered"
+                return self._leave(group, now)
             self._catch_up(stream, result.position, woken)
             return []
         gone = verdict is Verdict.NOT_HERE and stream.part not in self.topic.lineage.parts
         if verdict is Verdict.SEALED or gone:
             if not gone:
-                self._catch_up(stream, result.position, woken)
+                self._catch_up(stream, max(result.position, stream.confirmed), woken)
             self._unsend(stream, 0)
             stream.dissolve()
             stream.ended = True
@@ -471,7 +476,10 @@ class WriterCore:
     def _advance(self, stream: PartStream) -> None:
         blocks = stream.blocks
         while blocks and blocks[0].done:
-            stream.confirmed = blocks.popleft().last
+            block = blocks.popleft()
+            stream.confirmed = block.last
+            if block.tickets[0].level is Level.REPLICATED:
+                stream.safe = block.last
             stream.sent = max(0, stream.sent - 1)
             if not stream.touched:
                 stream.touched = self._barrier_moved = True
@@ -481,7 +489,7 @@ class WriterCore:
         """A leader has a writer's messages up to a position, and what it got does not follow: go on after it."""
         self._unsend(stream, 0)
         for block in stream.blocks:
-            if block.last > position or not (block.done or all(ticket.attempts > 1 for ticket in block.tickets)):
+            if block.last > position or not (block.done or stream.may_have(block)):
                 break
             self._stored_block(stream, block, -1, woken, advance=False)
         self._advance(stream)
@@ -493,7 +501,7 @@ class WriterCore:
         """Give everything that is not confirmed other positions, after one that the leader has."""
         self._unsend(stream, 0)
         stream.dissolve()
-        stream.confirmed = position
+        stream.confirmed, stream.doubtful = position, True
 
     def _unsend(self, stream: PartStream, first: int) -> None:
         """Blocks from this one on are not under way any more; late answers to them are passed over."""

@@ -71,6 +71,7 @@ class PartStream:
     __slots__ = (
         "blocks",
         "confirmed",
+        "doubtful",
         "ended",
         "group",
         "high",
@@ -79,6 +80,7 @@ class PartStream:
         "queue",
         "queue_bytes",
         "rest_until",
+        "safe",
         "sent",
         "touched",
     )
@@ -87,6 +89,10 @@ class PartStream:
         self.part, self.low, self.high, self.group = part, low, high, group
         self.confirmed = 0
         """Position of the last message before `blocks`."""
+        self.safe = 0
+        """Position of the last message that is confirmed as replicated: no leader has less."""
+        self.doubtful = False
+        """True if the part may have messages under positions that this process gave to others."""
         self.touched = False
         """True if the part has something of this writer, or of the parts before it."""
         self.blocks: deque[SentBlock] = deque()
@@ -102,6 +108,10 @@ class PartStream:
     def busy(self) -> bool:
         """True if something is not confirmed."""
         return bool(self.blocks or self.queue)
+
+    def may_have(self, block: SentBlock) -> bool:
+        """True if a block whose positions the part has may be in it: it is, unless others had used the positions."""
+        return not self.doubtful or all(ticket.attempts > 1 for ticket in block.tickets)
 
     def first_number(self) -> int:
         """Number of the first message that is not confirmed."""

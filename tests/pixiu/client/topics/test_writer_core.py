@@ -10,7 +10,16 @@ import pytest
 from pixiu.client.options import ClientOptions
 from pixiu.client.topics.writing.resumed import Resumed, Stored
 from pixiu.client.topics.writing.writer_core import LINGER_S, WriterCore
-from pixiu.client.topics.writing.writer_events import OpenStream, RefreshTopic, Request, Resolved, Result, TopicTicket, Verdict
+from pixiu.client.topics.writing.writer_events import (
+    CloseStream,
+    OpenStream,
+    RefreshTopic,
+    Request,
+    Resolved,
+    Result,
+    TopicTicket,
+    Verdict,
+)
 from pixiu.errors import InvalidArgument, NotAllowed, OutcomeUnknown, Refusal
 from pixiu.placement.slots import SLOTS, Range
 from pixiu.wire.block import Message, encode_message, parse
@@ -111,9 +120,11 @@ def test_a_named_writer_that_restarts_stores_nothing_twice(seed: int) -> None:
         assert cluster.in_order(slot) == [b"%d" % number for number, each in rows.items() if each == slot]
 
 
-def opened(core: WriterCore, slot: int = 0) -> int:
+def opened(core: WriterCore, level: Level = Level.REPLICATED) -> int:
     """Offer a message, and open the stream that it asks for."""
-    (opening,) = [each for each in core.offer(ticket(slot, b"first"), 0.0) if isinstance(each, OpenStream)]
+    first = ticket(0, b"first")
+    first.level = level
+    (opening,) = [each for each in core.offer(first, 0.0) if isinstance(each, OpenStream)]
     core.opened(opening.stream, 1 << 20, 0.0)
     return opening.stream
 
@@ -159,7 +170,7 @@ def test_levels_are_of_whole_blocks() -> None:
 def test_what_was_confirmed_at_a_lower_level_and_lost_does_not_hold_up_what_follows() -> None:
     cluster = Cluster(1, 1)
     core = WriterCore(OPTIONS, cluster.topic(), 1, lambda: 0.5)
-    stream = opened(core)
+    stream = opened(core, level=Level.ACCEPTED)
     first = asked(core, stream, 0.0)
     core.results(stream, [Result(first.request, Verdict.STORED, 1, 0)], 0.0)  # the leader dies with it
     core.offer(ticket(0, b"second"), 0.0)
@@ -168,6 +179,20 @@ def test_what_was_confirmed_at_a_lower_level_and_lost_does_not_hold_up_what_foll
     again = asked(core, stream, 0.0)
     assert parse(again.data).first == 1
     assert cluster.write(0, again).verdict is Verdict.STORED
+
+
+def test_a_former_leader_that_knows_less_than_what_was_confirmed_is_left() -> None:
+    cluster = Cluster(1, 1)
+    core = WriterCore(OPTIONS, cluster.topic(), 1, lambda: 0.5)
+    stream = opened(core)
+    first = asked(core, stream, 0.0)
+    core.results(stream, [cluster.write(0, first)], 0.0)
+    core.offer(ticket(0, b"second"), 0.0)
+    second = asked(core, stream, 0.0)
+    assert CloseStream(stream) in core.results(stream, [Result(second.request, Verdict.HOLE, 0)], 0.0)
+    (again,) = [each for each in core.tick(1.0) if isinstance(each, OpenStream)]
+    core.opened(again.stream, 1 << 20, 1.0)
+    assert parse(asked(core, again.stream, 1.0).data).first == 2
 
 
 def test_a_final_refusal_fails_its_block_alone() -> None:
