@@ -126,9 +126,11 @@ def blocks_of(files: Files, path: str, place: int, base: int | None) -> Iterator
             place, at = place + at, 0
             try:
                 buffer = files.read(path, place, max(READ_BYTES, size))
+                size = stored_size(buffer)
+                if size > len(buffer) >= READ_BYTES:  # a block of which only the head was expected
+                    buffer = files.read(path, place, size)
             except MalformedData:
                 return
-            size = stored_size(buffer)
             if not size or size > len(buffer):
                 return
         data = buffer[at : at + size]

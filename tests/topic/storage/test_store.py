@@ -139,3 +139,15 @@ def test_blocks_are_kept_as_they_came() -> None:
     assert isinstance(found, Stored)
     assert (found.block.data, found.stamp) == (block, (0, 77, 42))
     assert isinstance(log.store, Store)
+
+
+def test_a_block_larger_than_what_is_read_at_once_is_read_whole() -> None:
+    log = Log()
+    log.open_part()
+    block = written(1, body=bytes(700_000))
+    log.apply(en.BLOCK, en.encode_block(9, block))
+    log.store.flush()
+    (stored,) = log.store.logs[PART].read(0, 1)
+    assert isinstance(stored, Stored)
+    assert len(stored.block.data) == len(block)
+    assert log.store.logs[PART].offset_at(0) == 0
