@@ -85,7 +85,9 @@ class LocalCluster:
     def start(self) -> None:
         """Start it and wait until every process is Running."""
         free, stores = ["--mqtt-port", "0", "--zookeeper-port", "0"], ["--xius", "0", "--pis", "0", "--topics", "0"]
-        tables = [f"--set=xiu.table_dir={self.folder}", "--set=xiu.table_mb=8"]  # shared memory is small in containers
+        tables = []
+        if any(word.startswith("--xius") for word in self._arguments):  # shared memory is small in containers
+            tables = [f"--set=xiu.table_dir={self.folder}", "--set=xiu.table_mb=8"]
         if not {"--registry", "--secure"} & set(self._arguments):
             free += ["--registry", f"zk://{shared_server().address}/{self.folder.parent.name}-{self.folder.name}"]
         command = ["up", "--data", str(self.folder / "run"), *free, *stores, *tables, "--json", *self._arguments]
