@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pixiu.client.options import ClientOptions
@@ -11,16 +12,16 @@ from pixiu.client.topics.writing.writer_events import (
     CloseStream,
     Effect,
     OpenStream,
+    PartStream,
     RefreshTopic,
     Resolved,
     Result,
     TopicTicket,
     Verdict,
 )
-from pixiu.wire import block
+from pixiu.wire.block import encode_message
 from pixiu.wire.levels import Level
-from tests.sim.topics.clients import NAME, RESEND_S, SLOTS_USED, TOPIC
-from tests.sim.topics.group import body_of
+from tests.sim.topics.clients import NAME, RESEND_S, SLOTS_USED, TOPIC, encoded
 from tests.sim.topics.history import Confirmed, Message
 from topic import events as ev
 
@@ -50,6 +51,11 @@ class SdkWriter:
     def idle(self) -> bool:
         return not self.core.unresolved
 
+    @property
+    def streams(self) -> Mapping[int, PartStream]:
+        """By part."""
+        return self.core._streams
+
     def _topic(self) -> TopicMap:
         lineage = self.world.admin.lineage
         return TopicMap(NAME, TOPIC, lineage.next_number, lineage, {number: (str(number),) for number in range(2)})
@@ -60,12 +66,12 @@ class SdkWriter:
             for slot in rng.sample(SLOTS_USED, rng.randint(1, 4)):
                 self.numbers[slot] += 1
                 message = Message(self.number, slot, self.numbers[slot])
-                ticket = TopicTicket(block.encode_message(block.Message(body_of(message), slot)), Level.REPLICATED)
+                ticket = TopicTicket(encode_message(encoded(message)), Level.REPLICATED)
                 ticket.watched = True
                 effects = self.core.offer(ticket, world.now)
                 self._messages[ticket.message_id] = message
                 self._apply(effects)
-        if self._refresh:
+        if self._refresh or rng.random() < 0.1:
             self._refresh = False
             self._apply(self.core.set_topic(self._topic(), world.now))
         for stream, (_, sent_at) in list(self._asked.items()):
