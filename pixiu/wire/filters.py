@@ -11,7 +11,7 @@ with one name, one that fulfils the condition is enough, and none may fulfil wha
 
 A block is searched for the bytes of a header first, so messages that cannot match cost no more than their bytes.
 
-Source: docs/topics.md, "Filters".
+Source: docs/topics.md, "Filters, tags, load tests".
 """
 
 from __future__ import annotations
