@@ -12,7 +12,7 @@ Source: docs/topics.md, "Driving the core", docs/replication.md.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -52,7 +52,7 @@ class Parts(Protocol):
     def may_deliver(self) -> bool:
         """True while this replica holds its lease: no other one leads."""
 
-    def blocks(self, part: int, low: int, high: int) -> Sequence[tuple[Stamp, Block]]:
+    def blocks(self, part: int, low: int, high: int) -> Iterable[tuple[Stamp, Block]]:
         """The blocks that hold the messages [low, high) of a part, or the first of them; none if the first cannot be read.
 
         Asked for ordered channels; for others only if the part has messages with a tag, a mark, a delay or an expiry, or the
@@ -269,7 +269,9 @@ class Core:
         self._turn.append((_Request(event.request, event.kind, event.payload), (event.kind, event.payload)))
 
     def _check_seek(self, event: ev.Requested, now: float) -> None:
-        """What members have counts no longer from now on: their reports come after the seek. Raises InvalidArgument."""
+        """Make what members have count no longer: their reports come after the seek. Raises InvalidArgument, Overloaded."""
+        if not self.delivers:
+            raise Overloaded("the new leader has not applied everything of former ones yet; try again in a moment", 200)
         number, part, _ = en.decode_seek(event.payload)
         channel = self._channels.made(number, now)
         if channel is None:

@@ -410,6 +410,17 @@ def test_a_seek_voids_what_members_have(ordered: bool) -> None:
     assert leader.core.describe(CHANNEL)[0].with_members == 2
 
 
+def test_a_leader_that_does_not_deliver_yet_takes_no_seek() -> None:
+    """It could not void what it gives before the seek commits."""
+    leader = Leader()
+    leader.log.channel()
+    leader.step(LeaderChanged(1))
+    (reply,) = leader.step(ev.Requested(7, en.SEEK, en.encode_seek(CHANNEL, PART, 0), force=True))
+    assert isinstance(reply, ev.Reply)
+    assert reply.refusal is not None
+    assert reply.refusal.code == "OVERLOADED"
+
+
 def test_a_refused_seek_leaves_the_channel_where_it_was() -> None:
     leader = Leader()
     leader.log.channel()
