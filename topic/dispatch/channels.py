@@ -116,6 +116,8 @@ class Channels:
 
     def join(self, event: Joined, now: float, out: list[Effect]) -> None:
         """A member wants a channel's messages."""
+        if event.member in self._members:
+            return
         if len(self._members) >= MAX_MEMBERS:
             problem = Overloaded(f"{MAX_MEMBERS} members are at this leader; end some, or try again later", 1000)
             out.append(MemberEnded(event.member, Refusal.of(problem)))

@@ -97,7 +97,7 @@ class Dispatcher:
         """The channel's settings have changed."""
         self.settings = settings
         for queue in self.queues.values():
-            queue.flights.timeout_s, queue.flights.max_attempts = settings.timeout_s, settings.max_attempts
+            queue.flights.limit(settings.timeout_s, settings.max_attempts)
         if self.wants.set_filter(settings.filter):
             self._sort_again(anew=True)
 

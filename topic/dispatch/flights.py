@@ -70,10 +70,14 @@ class Flights:
         self._deadlines: deque[tuple[float, int, int, int]] | None = None
         """(deadline, member, low, high) of what was given; some no longer count."""
         self._sorted = True
-        """They rise, unless the time-out was changed."""
+        """They rise: nothing was put among them with a deadline of its own."""
         self._limit = SLACK
         self.in_flight = 0
         """Number of messages that members have."""
+
+    def limit(self, timeout_s: float, max_attempts: int) -> None:
+        """The channel's settings are these from now on."""
+        self.timeout_s, self.max_attempts = timeout_s, max_attempts
 
     def count(self, member: int) -> int:
         """Number of messages that a member has."""
@@ -122,6 +126,8 @@ class Flights:
             left = ((each.until, number, each.low, each.high) for number, held in self._held.items() for each in held)
             self._deadlines, self._sorted = deque(sorted(left)), True
             self._limit = SLACK + 2 * len(self._deadlines)
+        if self._deadlines and self._deadlines[-1][0] > until:
+            self._sorted = False
         self._deadlines.append((until, member, low, high))
 
     def touch(self, member: int, offsets: Iterable[int], now: float) -> int:
@@ -246,7 +252,6 @@ class Flights:
         """A settlement will not be in the log: a member has messages of it as before, until a time."""
         self._put(member, flight._replace(until=until))
         self._remind(until, member, flight.low, flight.high)
-        self._sorted = False
 
 
 def _first(held: Sequence[Flight], low: int) -> int:

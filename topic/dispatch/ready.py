@@ -21,8 +21,11 @@ from topic.events import Run
 from topic.state.channels import Progress
 
 MAX_AHEAD: Final = 10_000
-"""Ranges of messages that were looked at and not yet given, and of those that are not due. Policy: the part is read no further
-until there are fewer, so what nobody takes holds up the rest in the end."""
+"""Ranges of messages that were looked at and not yet given. Policy: the part is read no further until there are fewer, so what
+nobody takes holds up the rest in the end."""
+MAX_DELAYED: Final = 100_000
+"""Ranges of messages that are not due, in an index of 150 bytes each. Policy: as of `MAX_AHEAD`; more that come again are kept, as
+the state has them anyway."""
 READ: Final = 512
 """Messages that are looked at together."""
 LOOKED: Final = 8192
@@ -184,7 +187,7 @@ class AnyOrder:
 
     def _sort_some(self, end: int, now: float) -> int:
         """Look at some messages. Returns how many."""
-        if sum(map(len, self._parked.values())) + len(self._waiting) >= MAX_AHEAD:
+        if sum(map(len, self._parked.values())) >= MAX_AHEAD or len(self._waiting) >= MAX_DELAYED:
             return 0
         if self._backlog:
             low, high = self._backlog.pop()

@@ -94,7 +94,10 @@ class Progress:
 
     def unacknowledged(self, end: int) -> int:
         """Number of messages below `end` that are to be delivered, or are with members."""
-        return self.acks.missing_in(0, end) + sum(offset in self.acks for offset in self.waiting)
+        return self.acks.missing_in(0, end) + self._resent_in(0, end)
+
+    def _resent_in(self, low: int, high: int) -> int:
+        return sum(low <= offset < high and offset in self.acks for offset in self.waiting)
 
     def _acknowledge(self, low: int, high: int, offsets: list[int]) -> Set[int]:
         if low >= high:
@@ -108,13 +111,13 @@ class Progress:
 
     def lose(self, low: int, high: int) -> Changes:
         """Nobody can read [low, high): what is not acknowledged there is lost to the channel, and counted."""
-        self.lost += self.acks.missing_in(low, high)
+        self.lost += self.acks.missing_in(low, high) + self._resent_in(low, high)
         offsets = list[int]()
         return Changes(self._acknowledge(low, high, offsets), offsets)
 
     def trim(self, first: int) -> Changes:
         """Retention dropped everything below an offset: what was not acknowledged there is lost to the channel, and counted."""
-        self.lost += self.acks.missing_in(self.acks.floor, first)
+        self.lost += self.acks.missing_in(self.acks.floor, first) + self._resent_in(0, first)
         offsets = [offset for offset in (*self.waiting, *self.dead) if offset < first]
         for offset in offsets:
             self.waiting.pop(offset, None)
