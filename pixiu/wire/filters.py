@@ -25,7 +25,7 @@ from pixiu.errors import InvalidArgument
 from pixiu.wire import patterns
 from pixiu.wire.block import HEADER, Block, Flag
 
-MAX_FILTER_BYTES: Final = 8192
+MAX_FILTER_BYTES: Final = 4096
 """Of the JSON."""
 MAX_CONDITIONS: Final = 16
 MAX_VALUES: Final = 64
