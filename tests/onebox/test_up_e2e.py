@@ -118,8 +118,11 @@ def test_a_replay_through_a_whole_cluster_loses_nothing_and_nothing_is_left_runn
     assert not [path for path in written if path.stat().st_mode & 0o077], "others could read the mail of everybody"
 
 
-def test_a_killed_process_is_started_again_on_its_port_and_ctrl_c_ends_everything(up: Callable[..., Up]) -> None:
-    cluster = up()
+def test_a_killed_process_is_started_again_on_its_port_and_nothing_outlives_a_killed_supervisor(
+    up: Callable[..., Up], tmp_path: Path
+) -> None:
+    # Killed gateways and stores leave their tables in shared memory for their successors, who do not come here.
+    cluster = up("--set", f"gateway.signal_table_dir={tmp_path}", "--set", f"xiu.table_dir={tmp_path}", "--set", "xiu.table_mb=8")
     code, status = cluster.status()
     assert (code, status["problems"]) == (0, [])
     victim = next(process for process in status["processes"] if process["role"] == "broker")
@@ -133,15 +136,6 @@ def test_a_killed_process_is_started_again_on_its_port_and_ctrl_c_ends_everythin
     brokers = [process for process in cluster.status()[1]["processes"] if process["role"] == "broker"]
     assert victim["address"] in {process["address"] for process in brokers}
     assert victim["pid"] not in {process["pid"] for process in brokers}
-    cluster.process.send_signal(signal.SIGINT)
-    assert cluster.process.wait(LIMIT_S) == 0
-    assert left_running(cluster.data) == []
-
-
-def test_nothing_outlives_a_killed_supervisor(up: Callable[..., Up], tmp_path: Path) -> None:
-    # Killed gateways and stores leave their tables in shared memory for their successors, who do not come here.
-    cluster = up("--set", f"gateway.signal_table_dir={tmp_path}", "--set", f"xiu.table_dir={tmp_path}", "--set", "xiu.table_mb=8")
-    cluster.registry()
     assert len(left_running(cluster.data)) >= 6
     cluster.process.kill()
     cluster.process.wait(LIMIT_S)
