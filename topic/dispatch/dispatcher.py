@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from cluster.core.contract import NEVER
@@ -33,6 +34,8 @@ BATCH: Final = 256
 SKIPPED_ENOUGH: Final = 4096
 SKIPPED_S: Final = 1.0
 """Messages that are not wanted are acknowledged by one entry when there are so many, or after so many seconds."""
+MAX_SHOWN: Final = 1000
+"""Members that a description has. Policy: those that are here longest."""
 SKIPPED_RANGES: Final = 1024
 """Ranges of such an entry."""
 
@@ -90,7 +93,7 @@ class Dispatcher:
         for number in [number for number in self.queues if number not in self._state.parts]:
             self._drop(number)
         for part in self._state.parts_of(self.settings.topic):
-            if part.part not in self.queues and part.part not in self._suspended:
+            if part.part not in self.queues:
                 self._begin(part, now)
 
     def update(self, settings: ChannelSettings) -> None:
@@ -101,21 +104,25 @@ class Dispatcher:
         if self.wants.set_filter(settings.filter):
             self._sort_again(anew=True)
 
-    def _begin(self, part: Part, now: float) -> None:
+    def _begin(self, part: Part, now: float) -> Queue | None:
+        """Begin with a part, unless there is nothing to be done: it has no messages to be delivered, and waits for no parents."""
         number, settings = part.part, self.settings
-        progress = self._state.progress.get((settings.channel, number))
-        if progress is None:
-            return
+        progress, parents = self._state.progress.get((settings.channel, number)), part.parents if settings.ordered else ()
+        if progress is None or number in self._suspended:
+            return None
+        if progress.acks.floor >= part.end and not progress.waiting and not parents:
+            return None
         flights = Flights(settings.channel, number, settings.timeout_s, settings.max_attempts)
         sorter = Sorter(self.wants, part, self._blocks, self._clock, not settings.ordered)
         order = self.lanes if settings.ordered else AnyOrder
         ready: Ready = order(progress, sorter, self._clock(now), now)
         queue = self.queues[number] = Queue(part, flights, ready, progress, self._state.applied)
-        if settings.ordered and part.parents:
-            queue.missing = {part_id(topic_of(number), parent) for parent in part.parents}
+        if parents:
+            queue.missing = {part_id(topic_of(number), parent) for parent in parents}
             self._blocked[number] = queue
             self._find_finished()
         self.wake(number)
+        return queue
 
     def lanes(self, progress: Progress, sorter: Sorter, clock_us: int, now: float) -> Lanes:
         """The order of an ordered channel."""
@@ -157,12 +164,11 @@ class Dispatcher:
     def finished(self, part: int) -> bool:
         """True if the channel has acknowledged all of a sealed part, and has finished its parents: a part without messages has
         nothing to acknowledge, and says nothing of those before it."""
-        queue = self.queues.get(part)
-        return queue is not None and not queue.missing and self._state.finished(self.settings.channel, part)
+        return part not in self._blocked and part not in self._suspended and self._state.finished(self.settings.channel, part)
 
     def finished_parts(self) -> list[int]:
         """The sealed parts that the channel has finished."""
-        return [part for part in sorted(self.queues) if self.finished(part)]
+        return [part.part for part in self._state.parts_of(self.settings.topic) if self.finished(part.part)]
 
     def parent_finished(self, part: int) -> None:
         """The channel has finished a parent in another group."""
@@ -198,7 +204,7 @@ class Dispatcher:
             self.wants.load_test = load_test
             self._sort_again(anew=True)
         if self.members.add(number, member):
-            self._hungry[member.tag] = dict.fromkeys(self.queues)
+            self._hungry[member.tag] = dict.fromkeys(part.part for part in self._state.parts_of(self.settings.topic))
             self._tags_changed()
 
     def leave(self, number: int) -> list[Pending]:
@@ -207,7 +213,8 @@ class Dispatcher:
         if member is not None and self.members.remove(number):
             self._hungry.pop(member.tag, None)
             self._tags_changed()
-        return [each for queue in self.queues.values() for each in queue.flights.leave(number)]
+        queues = [self.queues.get(part) for part in member.parts] if member else []
+        return [each for queue in queues if queue for each in queue.flights.leave(number)]
 
     def _tags_changed(self) -> None:
         if self.wants.tags != self.members.tags:
@@ -292,7 +299,7 @@ class Dispatcher:
         queue = self.queues.get(part)
         if queue is not None and queue.since < counter:
             queue.ready.resent(offsets, now)
-            self.wake(part)
+        self.wake(part)
 
     # --- time
 
@@ -359,9 +366,10 @@ class Dispatcher:
             while free and hungry:
                 part = next(iter(hungry))
                 del hungry[part]
-                queue = self.queues.get(part)
+                queue = self.queues.get(part) or self._begin_grown(part, now)
                 if queue is None or queue.missing:
                     continue
+                hungry.pop(part, None)
                 gave = self._give(tag, part, queue, now, out)
                 if queue.ready.left:
                     if gave:
@@ -375,6 +383,10 @@ class Dispatcher:
                 self._hungry[tag][part] = None
         return found
 
+    def _begin_grown(self, part: int, now: float) -> Queue | None:
+        found = self._state.parts.get(part)
+        return self._begin(found, now) if found is not None else None
+
     def _give(self, tag: str, part: int, queue: Queue, now: float, out: list[Deliver]) -> bool:
         """Give one member what it may have of a part. Returns False if nothing is ready."""
         free = self.members.free(tag)
@@ -386,7 +398,7 @@ class Dispatcher:
                 if other != tag and (runs or queue.ready.has(other)):
                     hungry[part] = None
         if runs:
-            self.members.gave(number, sum(run.high - run.low for run in runs))
+            self.members.gave(number, part, sum(run.high - run.low for run in runs))
             queue.flights.give(number, runs, now)
             out.append(Deliver(number, self.settings.channel, part, runs))
         self._remind(part, queue)
@@ -399,7 +411,8 @@ class Dispatcher:
         channel = self.settings.channel
         progress, queue = self._state.progress[channel, part.part], self.queues.get(part.part)
         having = queue.flights.counts() if queue else {}
-        members = [MemberView(each.name, each.tag, each.credit, having.get(number, 0)) for number, each in self.members.items()]
+        some = islice(self.members.items(), MAX_SHOWN)
+        members = [MemberView(each.name, each.tag, each.credit, having.get(number, 0)) for number, each in some]
         unacknowledged, with_members = progress.unacknowledged(part.end), sum(having.values())
         stuck = list(self._stuck(part, queue, progress)) if unacknowledged > with_members else []
         return ChannelView(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from topic.dispatch.sorting import FOR_ALL
 
@@ -22,6 +22,8 @@ class Member:
     """Messages that it has and did not report."""
     name: str = ""
     tag: str = ""
+    parts: dict[int, None] = field(default_factory=dict)
+    """IDs of parts of which it ever got something, in that order."""
 
 
 class Members:
@@ -78,10 +80,11 @@ class Members:
         member.credit = credit
         self._place(number, member)
 
-    def gave(self, number: int, count: int) -> None:
-        """A member got messages; others come first next time."""
+    def gave(self, number: int, part: int, count: int) -> None:
+        """A member got messages of a part; others come first next time."""
         member = self._all[number]
         member.having += count
+        member.parts[part] = None
         free = self._free[member.tag]
         del free[number]
         if member.having < member.credit:
@@ -92,12 +95,6 @@ class Members:
         member = self._all.get(number)
         if member is not None:
             member.having -= count
-            self._place(number, member)
-
-    def count(self, having: Mapping[int, int]) -> None:
-        """What each has, counted anew."""
-        for number, member in self._all.items():
-            member.having = having.get(number, 0)
             self._place(number, member)
 
     def _place(self, number: int, member: Member) -> None:
