@@ -133,21 +133,22 @@ class AnyOrder:
     def take(self, tag: str, limit: int, sharers: int, end: int, now: float) -> list[Run]:
         """See `Ready`."""
         if sharers > 1 and end - self._next < limit * sharers:
-            limit = max(-((self._next - end) // sharers), len(self._parked.get(tag, ())) // sharers, 1)
+            parked = len(self._parked.get(tag, ()))
+            limit = min(limit, max(-((self._next - end) // sharers), -(-parked // sharers), 1))
         if self._waiting and self._waiting[0][0] <= now:
             self.wake(now)
         if self._lost != self._progress.lost:
             self._forget_lost()
-        found, parked, looked, self.left = list[Run](), self._parked.get(tag), 0, True
+        found, ready, looked, self.left = list[Run](), self._parked.get(tag), 0, True
         plain = self._sorter.plain
         while limit > 0:
-            if parked:
-                run = parked[0]
+            if ready:
+                run = ready[0]
                 if run.high - run.low > limit:
-                    parked[0] = Run(run.low + limit, run.high, run.attempts)
+                    ready[0] = Run(run.low + limit, run.high, run.attempts)
                     run = Run(run.low, run.low + limit, run.attempts)
                 else:
-                    parked.popleft()
+                    ready.popleft()
             elif plain and not self._backlog:
                 low, high = self._gap(end, limit)
                 if low >= high or tag != FOR_ALL:
@@ -159,7 +160,7 @@ class AnyOrder:
                 break
             elif number := self._sort_some(end, now):
                 looked += number
-                parked = self._parked.get(tag)
+                ready = self._parked.get(tag)
                 continue
             else:
                 self.left = False

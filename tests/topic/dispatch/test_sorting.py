@@ -131,6 +131,16 @@ def test_a_member_with_a_tag_gets_what_nobody_has_had_yet(ordered: bool) -> None
     assert bench.pump() == [(2, [1, 2])]
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_nobody_gets_more_than_its_credit_of_what_was_looked_at(ordered: bool) -> None:
+    fields: list[dict[str, Any]] = [{"tag": "a", "slot": 1}, {"slot": 2}] * 20
+    bench = Sorting(*fields, ordered=ordered)
+    bench.join(1, tag="a")
+    bench.pump()
+    bench.join(2, 3, credit=3)
+    assert [(member, len(offsets)) for member, offsets in bench.pump()] == [(2, 3), (3, 3)][: 1 if ordered else 2]
+
+
 def test_a_lane_goes_on_with_the_member_whose_turn_it_is() -> None:
     bench = Sorting({}, {"tag": "a"}, {}, ordered=True)
     bench.join(1, tag="a")
