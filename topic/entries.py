@@ -21,13 +21,15 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from itertools import chain
 from typing import Any, Final, NamedTuple, get_type_hints
 
 from pixiu.errors import MalformedData
 
+MAX_TIMEOUT_S: Final = 365 * 24 * 3600.0
+"""Longest time-out of a channel, seconds."""
 BLOCK: Final = 16
 SETTLE: Final = 17
 OPEN: Final = 18
@@ -320,9 +322,35 @@ def check(kind: int, payload: bytes) -> None:
     if decode is None:
         raise MalformedData(f"no entry of kind {kind} can be asked for")
     try:
-        decode(payload)
+        fits = all(_fits(number, bits) for number, bits in _numbers_of(kind, decode(payload)))
     except (struct.error, ValueError, TypeError, KeyError, AssertionError) as problem:
         raise MalformedData(f"the payload of an entry of kind {kind} cannot be read") from problem
+    if not fits:
+        raise MalformedData(f"a number in the payload of an entry of kind {kind} is out of range")
+
+
+def _fits(number: object, bits: int) -> bool:
+    return type(number) is int and 0 <= number < 1 << bits
+
+
+def _numbers_of(kind: int, found: Any) -> Iterator[tuple[object, int]]:
+    """Numbers of an entry in JSON, each with the bits that the state has for it."""
+    if kind == TOPIC:
+        yield from ((found.topic, 32), (found.retention_s, 64), (found.retention_bytes, 64), (found.version, 64))
+    elif kind == CHANNEL:
+        yield from ((found.channel, 32), (found.topic, 32), (found.max_attempts, 32), (found.version, 64))
+        yield (0 if 0 < found.timeout_s <= MAX_TIMEOUT_S and found.max_attempts > 0 else -1), 1
+    elif kind == SEAL:
+        part, children = found
+        yield part, 64
+        yield from ((number, 32) for child in children for number in child)
+    elif kind == OPEN:
+        yield from ((found.part, 64), (found.low, 16), (found.high - 1, 16), (found.high - 1 - found.low, 16))
+        yield from ((parent, 32) for parent in found.parents)
+        for writer in found.writers:
+            yield from zip(writer, (32, 64, 63, 64), strict=True)
+        for channel in found.channels:
+            yield from _numbers_of(CHANNEL, channel)
 
 
 _DECODE: Final[dict[int, Callable[[bytes], object]]] = {

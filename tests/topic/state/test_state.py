@@ -230,9 +230,16 @@ def test_what_is_asked_for_is_checked_before_it_comes_into_the_log() -> None:
     for kind, payload in (
         (en.TOPIC, b'{"topic": "1", "name": "x"}'), (en.TOPIC, b'{"topic": 1}'), (en.OPEN, b"[]"), (en.SEAL, b"{}"),
         (en.CHANNEL, b"\xff"), (en.DROP, b"123"), (en.SEEK, b""), (en.RESEND, en.encode_resend(1, 2, [3])[:-1]), (en.BLOCK, b""),
+        (en.TOPIC, en.TopicSettings(1 << 32, "x").encode()), (en.CHANNEL, en.ChannelSettings(1, 1, "x", max_attempts=0).encode()),
+        (en.CHANNEL, en.ChannelSettings(1, 1, "x", timeout_s=0).encode()), (en.OPEN, en.Opening(1, 9, 9).encode()),
+        (en.OPEN, en.Opening(1, 0, 65_537).encode()), (en.OPEN, en.Opening(1, 0, 9).encode().replace(b"[]", b'["x"]', 1)),
+        (en.OPEN, en.Opening(1, 0, 9, (), [en.KnownWriter(1, 1 << 64, 0, 0)]).encode()),
+        (en.SEAL, en.encode_seal(-1, ())), (en.SEAL, en.encode_seal(1, [en.Child(1, 0, 9, 1 << 32)])),
     ):  # fmt: skip
         with pytest.raises(MalformedData):
             en.check(kind, payload)
+    en.check(en.SEAL, en.encode_seal(PART, [en.Child(2, 0, 65_536, 0)]))
+    en.check(en.OPEN, en.Opening(PART, 0, 65_536, (1,), [en.KnownWriter(1, 2, 3, 4)], [en.ChannelSettings(1, 1, "x")]).encode())
     en.check(en.TOPIC, b'{"topic": 1, "name": "x", "of the next release": 1}')
 
 
