@@ -90,7 +90,9 @@ async def positions(around: TopicContext, topic: TopicMap, writer: int) -> dict[
                 raise Unavailable(f"topic group {group} answered for {len(reply.positions)} of {len(asked)} parts")
             for number, each in zip(asked, reply.positions, strict=True):
                 if each.here:
-                    found[number] = Stored(each.position, each.progress)
+                    found[number] = Stored(
+                        each.position, each.progress, {before.part: before.progress for before in each.inherited}
+                    )
     return found
 
 

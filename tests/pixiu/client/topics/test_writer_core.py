@@ -21,7 +21,7 @@ from pixiu.client.topics.writing.writer_events import (
     Verdict,
 )
 from pixiu.errors import InvalidArgument, NotAllowed, OutcomeUnknown, Refusal
-from pixiu.placement.slots import SLOTS, Range
+from pixiu.placement.slots import SLOTS, Lineage, Range
 from pixiu.wire.block import Message, encode_message, parse
 from pixiu.wire.levels import Level
 from tests.pixiu.client.topics.groups import Cluster, Network
@@ -250,3 +250,14 @@ def test_progress_of_a_merged_part_is_that_of_each_parent() -> None:
     cluster.resize([1, 2], [Range(0, SLOTS, 0)])
     resumed = Resumed(cluster.lineage, {1: Stored(3, 10), 2: Stored(1, 4), 3: Stored(0, 10)})
     assert (resumed.of_slot(0), resumed.of_slot(SLOTS - 1), resumed.progress) == (10, 4, 4)
+    resumed = Resumed(cluster.lineage, {1: Stored(3, 500), 2: Stored(1, 300), 3: Stored(2, 350)})
+    assert (resumed.of_slot(0), resumed.of_slot(SLOTS - 1), resumed.progress) == (500, 350, 350)
+
+
+def test_progress_of_parents_that_are_gone_is_the_least_of_theirs() -> None:
+    cluster = Cluster(2, 1)
+    cluster.resize([1, 2], [Range(0, SLOTS, 0)])
+    left = Lineage([cluster.lineage.parts[3]])
+    inherited = {1: 500, 2: 300}
+    assert Resumed(left, {3: Stored(0, 500, inherited)}).progress == 300
+    assert Resumed(left, {3: Stored(2, 350, inherited)}).progress == 350
