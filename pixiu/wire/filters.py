@@ -118,7 +118,9 @@ def _unjson(text: str) -> object:
     if len(text.encode()) > MAX_FILTER_BYTES:
         raise InvalidArgument(f"a filter has at most {MAX_FILTER_BYTES} bytes")
     try:
-        return json.loads(text)
+        found: object = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()  # an escape may be half a character, which no header has
+        return found
     except (ValueError, RecursionError) as problem:
         raise InvalidArgument("a filter is JSON: a list of conditions on headers") from problem
 

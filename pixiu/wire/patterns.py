@@ -54,25 +54,31 @@ class Node(NamedTuple):
 
 
 def _then(parts: list[Node]) -> Node:
-    return Node("then", parts=tuple(parts), size=sum(part.size for part in parts))
+    return Node("then", parts=tuple(parts), size=max(1, sum(part.size for part in parts)))  # an empty one costs, too
 
 
 class Pattern:
     """A compiled pattern. Make it by `glob` or `regex`."""
 
     def __init__(self, root: Node) -> None:
-        self._signs: list[Signs] = []
+        self._takers: dict[Signs, int] = {}
+        """Signs → the states that they lead to, as bits."""
         self._follow: list[int] = []
         """By state: those that may come after it, as bits."""
         self._empty, self._first, self._last = self._build(root)
         self._steps: dict[tuple[int, str], int] = {}
+        self._taking: dict[str, int] = {}
+        """Character → the states that it leads to."""
+        self._after: dict[tuple[int, int], int] = {}
+        """(number of a byte of states, its bits) → those that may come after them."""
 
     def _build(self, node: Node) -> tuple[bool, int, int]:
         """True if it matches the empty text; states that may come first, and last."""
         if node.kind == "signs":
-            self._signs.append(node.signs)
+            state = 1 << len(self._follow)
             self._follow.append(0)
-            return False, 1 << len(self._signs) - 1, 1 << len(self._signs) - 1
+            self._takers[node.signs] = self._takers.get(node.signs, 0) | state
+            return False, state, state
         found = [self._build(part) for part in node.parts]
         if node.kind == "or":
             empty, first, last = False, 0, 0
@@ -111,16 +117,32 @@ class Pattern:
         return bool(states & self._last)
 
     def _step(self, states: int, sign: str) -> int:
-        may = 0
-        if states == -1:
-            may = self._first
-        else:
-            for state in _bits(states):
-                may |= self._follow[state]
-        found = sum(1 << state for state in _bits(may) if self._signs[state].has(sign))
+        found = (self._first if states == -1 else self._following(states)) & self._states_of(sign)
         if len(self._steps) >= MAX_STEPS:
             self._steps.clear()
         self._steps[states, sign] = found
+        return found
+
+    def _following(self, states: int) -> int:
+        """States that may come after these, eight at a time."""
+        found, known = 0, self._after
+        for place, bits in enumerate(states.to_bytes(MAX_STATES // 8, "little")):
+            if bits:
+                after = known.get((place, bits))
+                if after is None:
+                    after = 0
+                    for state in _bits(bits):
+                        after |= self._follow[8 * place + state]
+                    known[place, bits] = after
+                found |= after
+        return found
+
+    def _states_of(self, sign: str) -> int:
+        found = self._taking.get(sign)
+        if found is None:
+            if len(self._taking) >= MAX_STEPS:
+                self._taking.clear()
+            found = self._taking[sign] = sum(states for signs, states in self._takers.items() if signs.has(sign))
         return found
 
 

@@ -63,3 +63,8 @@ def test_nested_repetitions_cost_a_step_a_character() -> None:
 def test_what_is_not_known_or_too_large_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="pattern"):
         regex(text)
+
+
+def test_empty_groups_count_as_signs() -> None:
+    with pytest.raises(InvalidArgument, match="signs with its repetitions"):
+        regex("((){512}){512}")
