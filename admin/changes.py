@@ -194,6 +194,15 @@ def dropping(node: TopicNode, numbers: Sequence[int]) -> TopicNode:
     return replace(node, version=node.version + 1, parts=parts)
 
 
+def largest(node: TopicNode, wall_ms: int) -> TopicNode:
+    """The topic with as many bytes as it may take without another change: when its parts are sealed, and then dropped."""
+    version = node.version + len(node.parts) + 2
+    parts = tuple(
+        replace(part, state=PartState.DROPPING, sealed_at_ms=wall_ms) if part.state in tp.ENDED else part for part in node.parts
+    )
+    return replace(node, version=version, settled=version, parts=parts)
+
+
 def _live(node: TopicNode) -> None:
     if node.deleted_at_ms:
         raise UnknownTopic(f"topic {node.name} is deleted; `pixiu topic restore {node.name}` brings it back within a day")

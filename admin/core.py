@@ -20,7 +20,7 @@ from admin import changes, entries, steps
 from admin import events as ev
 from admin.placement import Places
 from admin.steps import Done, Step
-from admin.tracked import Asked, Group, Topic, Waiting
+from admin.tracked import MAX_ASKED, Asked, Group, Topic, Waiting
 from cluster.core.contract import NEVER, EventTable, Tick
 from pixiu.discovery.topics import Numbers, PartState, TopicNode, check_name
 from pixiu.errors import (
@@ -112,12 +112,14 @@ class Core:
         """Return the time at which a `Tick` is due."""
         if not self.epoch:
             return NEVER
-        found = [self._next_load, *(group.retry_at for group in self._groups.values() if group.waiting and group.problem)]
+        resting = (group for group in self._groups.values() if group.waiting and group.problem and group.asked < MAX_ASKED)
+        found = [self._next_load, *(group.retry_at for group in resting)]
         if self._deadlines:
             found.append(self._deadlines[0][0])
         found += self._held.values()
-        if self._bin:
-            found.append(self._wall_at + (min(self._bin.values()) - self._wall_ms) / 1000)
+        purge_ms = min((at for name, at in self._bin.items() if not self.topics[name].writing), default=None)
+        if purge_ms is not None:
+            found.append(self._wall_at + (purge_ms - self._wall_ms) / 1000)
         return min(found)
 
     # --- what others may know
@@ -235,7 +237,7 @@ class Core:
             try:
                 node = self._changed(topic, asked, now)
                 if node is not topic.node:
-                    node.to_json()
+                    changes.largest(node, self._wall(now)).to_json()
                     self._write(topic, node, out)
                     topic.writes_change = True
                     return

@@ -91,4 +91,4 @@ def test_filters_are_the_same_if_they_say_the_same() -> None:
 @pytest.mark.parametrize("test", ['"equal":"\\ud800"', '"any_of":["a","\\ud800"]', '"not":{"glob":"\\ud800"}', '"regex":"\\ud800"'])
 def test_half_a_character_is_refused(test: str) -> None:
     with pytest.raises(InvalidArgument, match="JSON"):
-        Filter('[{"header":"a",%s}]' % test)
+        Filter('[{"header":"a",' + test + "}]")

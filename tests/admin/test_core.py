@@ -1,0 +1,54 @@
+"""The admin's core in single cases."""
+
+from __future__ import annotations
+
+from admin import events as ev
+from admin.core import Core
+from admin.tracked import MAX_ASKED
+from cluster.core.contract import TICK
+from pixiu.discovery.topics import Numbers, PartState, TopicNode, TopicPart
+from pixiu.placement.slots import SLOTS
+from tests.admin.world import WALL_MS
+
+
+def elected(*nodes: TopicNode, groups: int = 1) -> tuple[Core, list[ev.Effect]]:
+    """A core that leads in a cluster with these topics."""
+    core = Core()
+    core.step(ev.GroupsChanged(range(groups), range(groups)), 0.0)
+    topics = {node.name: (0, node) for node in nodes}
+    return core, core.step(ev.Elected(1, WALL_MS, Numbers(len(nodes) + 1, 0), topics), 0.0)
+
+
+def part(number: int, low: int = 0, high: int = SLOTS, group: int = 0) -> TopicPart:
+    return TopicPart(number, low, high, group, PartState.OPEN)
+
+
+def test_a_group_that_is_asked_for_enough_is_no_reason_to_wake_up() -> None:
+    nodes = [TopicNode(f"t{number}", number, 2, (part(1),), settled=1) for number in range(1, 2 * MAX_ASKED)]
+    core, out = elected(*nodes)
+    first, *_ = (each for each in out if isinstance(each, ev.Append))
+    core.step(TICK, 1.0)
+    core.step(ev.Appended(first.token, failure="no answer"), 1.0)
+    now = core.next_deadline()
+    core.step(TICK, now)
+    assert core.next_deadline() > now
+
+
+def test_a_purge_that_is_being_written_is_no_reason_to_wake_up() -> None:
+    node = TopicNode("gone", 1, 2, (part(1),), deleted_at_ms=WALL_MS - 1, purge_at_ms=WALL_MS + 1_000, settled=2)
+    core, _ = elected(node)
+    assert core.next_deadline() <= 1.0
+    core.step(TICK, 0.0)
+    assert any(isinstance(each, ev.WriteTopic) for each in core.step(TICK, 1.0))
+    assert core.next_deadline() > 1.0
+
+
+def test_a_change_is_refused_if_its_end_would_not_fit_into_the_registry() -> None:
+    """What is sealed takes more bytes than what is to be sealed."""
+    count, groups = 6_800, 20
+    bounds = [SLOTS * at // count for at in range(count + 1)]
+    parts = tuple(part(at + 1, bounds[at], bounds[at + 1], at % groups) for at in range(count))
+    core, _ = elected(TopicNode("large", 1, 1, parts, settled=1), groups=groups)
+    out = core.step(ev.ChangeRequested(1, "large", ev.Resize(tuple(range(1, 3_001)))), 1.0)
+    (answer,) = (each for each in out if isinstance(each, ev.Answer))
+    assert answer.refusal is not None and "bytes in the registry" in answer.refusal.text
