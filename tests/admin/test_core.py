@@ -51,4 +51,5 @@ def test_a_change_is_refused_if_its_end_would_not_fit_into_the_registry() -> Non
     core, _ = elected(TopicNode("large", 1, 1, parts, settled=1), groups=groups)
     out = core.step(ev.ChangeRequested(1, "large", ev.Resize(tuple(range(1, 3_001)))), 1.0)
     (answer,) = (each for each in out if isinstance(each, ev.Answer))
-    assert answer.refusal is not None and "bytes in the registry" in answer.refusal.text
+    assert answer.refusal is not None
+    assert "bytes in the registry" in answer.refusal.text

@@ -103,7 +103,9 @@ class Channels:
         """Dead letters of the parts, in their order, from an offset on."""
         limit, took, reply = min(ask.limit or DEFAULT_DEAD, MAX_DEAD), 0, pb.ChannelReply()
         for part in parts:
-            progress = self._group.store.state.progress[channel.channel, part.part]
+            progress = self._group.store.state.progress.get((channel.channel, part.part))
+            if progress is None:
+                continue  # it was removed while messages of another part were read
             offsets = sorted(offset for offset in progress.dead if offset > ask.after or not ask.after)
             for offset in islice(offsets, limit - len(reply.dead)):
                 letter = progress.dead.get(offset)

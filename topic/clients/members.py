@@ -75,6 +75,8 @@ class MemberStream:
 
     def deliver(self, part: int, runs: Sequence[ev.Run]) -> None:
         """Have messages sent."""
+        if self.served.ended:
+            return  # it has left, or is about to
         self._waiting += [(part, run) for run in runs]
         self.served.changed()
 
@@ -109,11 +111,13 @@ class MemberStream:
     def login_over(self, text: str) -> None:
         """End the stream: its login has expired, or an operator ended it."""
         self.end(pb.TopicRefusal(code=Unavailable.code, text=text, retry_after_ms=100))
+        self._members.left(self)
 
     def rules_changed(self) -> None:
         """End the stream if its login may no longer read the topic."""
         if self.session is not None and not self.session.allows(CONSUME, self.topic):
             self.end(pb.TopicRefusal(code="NOT_ALLOWED", text=f"this login may no longer consume the topic {self.topic}"))
+            self._members.left(self)
 
     # --- as `Pending`
 
@@ -195,7 +199,12 @@ class Members:
         """Forget a stream that is over."""
         if stream.session is not None:
             stream.session.close()
-        if self.streams.pop(stream.number, None) is not None and stream.topic:
+        if self.streams.pop(stream.number, None) is not None:
+            self.left(stream)
+
+    def left(self, stream: MemberStream) -> None:
+        """A member gets nothing more, and others get what it had; its stream may still be open, since it need not read."""
+        if stream.topic:
             self.group.step(ev.Left(stream.number))
 
     def drain(self) -> None:
@@ -253,8 +262,8 @@ class Members:
     async def _report(self, stream: MemberStream, reports: Sequence[pb.MessageReport]) -> None:
         for report in reports:
             await self._turn.run(partial(self._one, stream, report), report.ByteSize())
-        if (space := stream.served.space()) is not None:
-            await space
+            if (space := stream.served.space()) is not None:
+                await space
 
     def _one(self, stream: MemberStream, report: pb.MessageReport) -> None:
         if stream.served.ended or stream.number not in self.streams:

@@ -159,7 +159,6 @@ def positions(group: Group, request: pb.WriterPositionsRequest) -> pb.WriterPosi
             found = reply.positions.add(position=writer.position, progress=writer.progress, here=True)
         else:
             found = reply.positions.add(progress=part.inherited_progress(request.writer), here=True)
-        for (before, each), (position, progress) in part.inherited.items():
-            if each == request.writer:
-                found.inherited.add(part=before, position=position, progress=progress)
+        for before, position, progress in part.inherited_of(request.writer):
+            found.inherited.add(part=before, position=position, progress=progress)
     return reply

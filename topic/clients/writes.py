@@ -26,8 +26,9 @@ from topic.clients.group import Group, refusal_of, require
 MAX_CLIENT_BYTES: Final = 128
 MAX_WRITERS: Final = 10_000
 """Streams of writers at one time. Policy: more are refused with OVERLOADED."""
-MAX_RESULTS: Final = 4096
-"""Results that wait for a writer that does not read them. Policy: it is not read until it does."""
+MAX_BLOCKS: Final = 4096
+"""Blocks of a stream that are not answered, or whose results wait for a writer that does not read them. Policy: it is not read
+until there are fewer."""
 FINISH_TIMEOUT_S: Final = 30.0
 """Time for which a writer that has ended its side is still answered, seconds."""
 TOPIC_AT: Final = 12
@@ -100,8 +101,8 @@ class WriteStream:
         return bool(self._waiting)
 
     def full(self) -> bool:
-        """Return True while the window is full, or too many results wait."""
-        return self._unanswered >= self._writes.window or len(self._reply.results) >= MAX_RESULTS
+        """Return True while the window is full, or too many blocks or results wait."""
+        return self._unanswered >= self._writes.window or len(self._waiting) + len(self._reply.results) >= MAX_BLOCKS
 
     def give(self) -> pb.TopicWriteReply | None:
         """Next reply: everything that has come while the one before was written."""

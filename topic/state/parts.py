@@ -81,6 +81,10 @@ class Part:
     inherited: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """(number of a part before this one, writer) → last position and progress there."""
 
+    _by_writer: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict, repr=False, compare=False)
+    """Writer → (part, position, progress) of what it has in `inherited`, of the first `_indexed` of these."""
+    _indexed: int = field(default=0, repr=False, compare=False)
+
     flags: int = 0
     """Flags of all messages that were ever stored in it, joined by OR."""
     deleted: bool = False
@@ -130,12 +134,22 @@ class Part:
     def _forgettable(self, at_us: int) -> Iterator[int]:
         return (number for number, writer in self.writers.items() if writer.seen_us < at_us - WRITER_KEPT_US)
 
+    def inherited_of(self, writer: int) -> list[tuple[int, int, int]]:
+        """What a writer has in the parts before this one: (number of the part, position, progress). A part inherits once, and may
+        inherit much."""
+        if self._indexed != len(self.inherited):
+            self._by_writer, self._indexed = {}, len(self.inherited)
+            for (part, each), state in self.inherited.items():
+                self._by_writer.setdefault(each, []).append((part, *state))
+        return self._by_writer.get(writer, [])
+
     def inherited_progress(self, writer: int) -> int:
         """A writer's progress in the parts before this one."""
-        return max((progress for (_, each), (_, progress) in self.inherited.items() if each == writer), default=0)
+        return max((progress for _, _, progress in self.inherited_of(writer)), default=0)
 
     def known_writers(self) -> list[KnownWriter]:
-        """The writers' states that a child inherits, this part's and what it has inherited itself; equal on every replica."""
+        """The writers' states that a child inherits, this part's and what it has inherited itself; equal on every replica. What
+        is older than this part is for writers that keep progress, of which there are few: others would add up with each seal."""
         own = [KnownWriter(number_of(self.part), number, each.position, each.progress) for number, each in self.writers.items()]
-        inherited = [KnownWriter(part, writer, *state) for (part, writer), state in self.inherited.items()]
+        inherited = [KnownWriter(part, writer, *state) for (part, writer), state in self.inherited.items() if state[1]]
         return sorted(own + inherited)

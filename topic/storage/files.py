@@ -130,15 +130,16 @@ class DiskFiles:
             os.ftruncate(descriptor, size)
 
     def remove(self, path: str) -> None:
-        """See `Files`."""
+        """See `Files`. Raises DiskFailed."""
         self._close(path)
-        (self.root / path).unlink(missing_ok=True)
+        with self._telling(path):
+            (self.root / path).unlink(missing_ok=True)
 
     def remove_folder(self, folder: str) -> None:
-        """See `Files`."""
+        """See `Files`. Raises DiskFailed."""
         for name in self.names(folder):
             self.remove(f"{folder}/{name}")
-        with suppress(FileNotFoundError):
+        with self._telling(folder), suppress(FileNotFoundError):
             (self.root / folder).rmdir()
 
     def sync(self, path: str) -> None:

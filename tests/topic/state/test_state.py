@@ -66,13 +66,14 @@ def test_a_seal_ends_a_part_and_names_its_children() -> None:
 def test_a_child_knows_what_its_parents_took() -> None:
     log = Log()
     known = [en.KnownWriter(1, 5, 2, 70), en.KnownWriter(2, 5, 9, 80)]
-    log.open_part(3, parents=(1, 2), writers=known)
+    log.open_part(3, parents=(1, 2), writers=[*known, en.KnownWriter(1, 6, 4, 0)])
     child = log.store.state.parts[en.part_id(TOPIC, 3)]
-    assert child.inherited == {(1, 5): (2, 70), (2, 5): (9, 80)}
+    assert child.inherited == {(1, 5): (2, 70), (2, 5): (9, 80), (1, 6): (4, 0)}
+    assert child.inherited_of(6) == [(1, 4, 0)]
     log.write(1, part=3)
     assert child.writers[5].progress == 80
     log.write(1, part=3, first=2, progress=81)
-    assert child.known_writers() == [*known, en.KnownWriter(3, 5, 2, 81)]
+    assert child.known_writers() == [*known, en.KnownWriter(3, 5, 2, 81)]  # who keeps no progress is not inherited for ever
     log.open_part(3)
     assert child.end == 2
 

@@ -151,3 +151,9 @@ def test_a_block_larger_than_what_is_read_at_once_is_read_whole() -> None:
     assert isinstance(stored, Stored)
     assert len(stored.block.data) == len(block)
     assert log.store.logs[PART].offset_at(0) == 0
+
+
+def test_what_cannot_be_removed_is_a_failure_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "parts/1-1").mkdir(parents=True)
+    with pytest.raises(DiskFailed, match="1-1"):
+        DiskFiles(tmp_path).remove("parts/1-1")
