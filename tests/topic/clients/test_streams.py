@@ -44,6 +44,7 @@ class Silent:
         if self.requests:
             return self.requests.pop(0)
         await asyncio.Event().wait()
+        return None
 
     async def write(self, message: Any) -> None:
         await asyncio.Event().wait()

@@ -161,6 +161,7 @@ class ChannelMember:
         self._error: PixiuError | None = None
         self._refused_at = 0.0
         self._keeping: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
         self._took = False
         self._open = self._closed = self._running = False
 
@@ -176,17 +177,23 @@ class ChannelMember:
 
     async def open(self) -> Self:
         """Find the topic, make the channel if that was asked for, and join. Raises `UnknownTopic`, `NotAllowed`, `Unavailable`,
-        and `InvalidArgument` for a channel of another mode."""
-        if self._open:
-            return self
+        `InvalidArgument` for a channel of another mode, and `NotConnected` if the member is closed meanwhile."""
+        async with self._opening:
+            if not self._open:
+                await self._join()
+        return self
+
+    async def _join(self) -> None:
         version = await self._prepare()
         topic = await self._around.directory.follow(self._joining.topic, self._on_topic, self._fail, version)
+        if self._closed:
+            self._around.directory.leave(self._joining.topic, self._on_topic)
+            raise NotConnected("the member is closed: open another one")
         self.core = MemberCore(self._around.options, topic, self._joining.credit, self._around.uniform)
         self._open = True
         self._around.users.add(self)
         self._apply(self.core.begin(self._loop.time()))
         self._keeping = self._loop.create_task(self._keep(), name=f"pixiu-channel-{self._joining.channel}")
-        return self
 
     async def close(self) -> None:
         """Send the last reports (at most a second) and leave. What is not acknowledged comes again, to whomever."""
@@ -240,7 +247,8 @@ class ChannelMember:
 
     async def next(self) -> ChannelMessage | None:
         """Wait for the next message; None once the member is closed."""
-        await self.open()
+        if not self._closed:
+            await self.open()
         while not self._closed:
             while self._waiting:
                 message = self._waiting.popleft()

@@ -23,7 +23,7 @@ from pixiu.client.topics.reading.reader_core import PartRead, ReaderCore, Where,
 from pixiu.client.topics.reading.received import Origin, TopicMessage
 from pixiu.client.topics.surroundings import TopicContext, ask_leader
 from pixiu.client.topics.topic_map import TopicMap
-from pixiu.errors import InvalidArgument, MalformedData, PixiuError, Unavailable, UnknownTopic
+from pixiu.errors import InvalidArgument, MalformedData, NotConnected, PixiuError, Unavailable, UnknownTopic
 from pixiu.rpc.backoff import Backoff
 from pixiu.wire.block import HEAD_BYTES, INDEX_BYTES, STAMP, STAMP_BYTES, parse_stored, stored_size
 from pixiu.wire.v1 import topic_pb2
@@ -31,6 +31,9 @@ from pixiu.wire.v1 import topic_pb2
 WAIT_MS: Final = 10_000
 """Time for which a leader may wait for the first block."""
 READ_BYTES: Final = 1 << 20
+"""Bytes of one read. Policy: less when many parts are read at a time, so that all together are not above `UNDER_WAY_BYTES`."""
+LEAST_READ_BYTES: Final = 64 << 10
+UNDER_WAY_BYTES: Final = 64 << 20
 BUFFER_BATCHES: Final = 64
 """Batches that wait for the application. Policy: parts are read no further until it has taken some."""
 PLACES: Final = 32
@@ -93,26 +96,33 @@ class TopicReader:
         self._current: deque[TopicMessage] = deque()
         self._batch: Batch | None = None
         """The batch of `_current`."""
-        self._changed = asyncio.Event()
+        self._changed, self._opening = asyncio.Event(), asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._error: PixiuError | None = None
         self._closed = False
 
     async def open(self) -> Self:
-        """Find the topic and begin to read. Raises `UnknownTopic`, `NotAllowed`, `Unavailable`."""
-        if self._core is None:
-            topic = await self._around.directory.follow(self._name, self._on_topic, self._fail)
-            try:
-                core = ReaderCore(topic, self._start, self._slots)
-                await self._place(core)
-            except BaseException:
-                self._around.directory.leave(self._name, self._on_topic)
-                raise
-            self._core = core
-            core.set_topic(await self._around.directory.topic(self._name))
-            self._around.users.add(self)
-            self._begin()
+        """Find the topic and begin to read. Raises `UnknownTopic`, `NotAllowed`, `Unavailable`, and `NotConnected` if the reader is
+        closed meanwhile."""
+        async with self._opening:
+            if self._core is None:
+                await self._find()
         return self
+
+    async def _find(self) -> None:
+        topic = await self._around.directory.follow(self._name, self._on_topic, self._fail)
+        try:
+            core = ReaderCore(topic, self._start, self._slots)
+            await self._place(core)
+            core.set_topic(await self._around.directory.topic(self._name))
+            if self._closed:
+                raise NotConnected("the reader is closed: open another one")
+        except BaseException:
+            self._around.directory.leave(self._name, self._on_topic)
+            raise
+        self._core = core
+        self._around.users.add(self)
+        self._begin()
 
     async def _place(self, core: ReaderCore) -> None:
         """Find the offsets at which parts begin that begin at a time, or at their end."""
@@ -200,7 +210,8 @@ class TopicReader:
         return None
 
     async def _next(self) -> Batch | None:
-        await self.open()
+        if not self._closed:
+            await self.open()
         while not self._closed:
             if self._batches:
                 batch = self._batches.popleft()
@@ -259,7 +270,8 @@ class TopicReader:
                 while len(self._batches) >= BUFFER_BATCHES:
                     await self._change()
                 began = loop.time()
-                following, finished = self._take(each, where, await self._ask(each, where))
+                limit = min(READ_BYTES, max(LEAST_READ_BYTES, UNDER_WAY_BYTES // max(1, len(self._tasks))))
+                following, finished = self._take(each, where, await self._ask(each, where, limit))
                 if following == where and not finished and loop.time() < began + WAIT_MS / 2000:
                     await asyncio.sleep(backoff.next_s())  # a leader that does not wait
                 where = following
