@@ -92,7 +92,7 @@ class TopicCluster:
         async def call(stub: Any, seconds: float) -> Any:
             return await getattr(stub, method)(request, timeout=seconds, metadata=directory.metadata())
 
-        return await directory.ask(call, name, limit_s)
+        return await directory.ask(call, name, limit_s, changes=method == "Change")
 
     # --- leaders of groups
 

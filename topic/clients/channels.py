@@ -130,6 +130,8 @@ class Channels:
         return await self._changed(en.RESEND, [en.encode_resend(channel.channel, part.part, offsets) for part in parts])
 
     async def _seek(self, channel: en.ChannelSettings, parts: Sequence[Part], ask: pb.SeekChannel) -> pb.ChannelReply:
+        if ask.WhichOneof("to") == "offset" and len(parts) != 1:
+            raise InvalidArgument("an offset is of one part; name the part")
         payloads = [en.encode_seek(channel.channel, part.part, await self._target(part, ask)) for part in parts]
         return await self._changed(en.SEEK, payloads, ask.force)
 

@@ -16,7 +16,16 @@ from pixiu.client.directory import Directory
 from pixiu.client.options import ClientOptions
 from pixiu.client.topics.described import FINAL_STATUS, error_of_call, topic_map
 from pixiu.client.topics.topic_map import TopicMap
-from pixiu.errors import MalformedData, NotAllowed, NotAuthenticated, NotServed, PixiuError, Unavailable, UnknownTopic
+from pixiu.errors import (
+    MalformedData,
+    NotAllowed,
+    NotAuthenticated,
+    NotServed,
+    OutcomeUnknown,
+    PixiuError,
+    Unavailable,
+    UnknownTopic,
+)
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.channels import Channels
 from pixiu.rpc.duplex import StreamEnded
@@ -67,9 +76,11 @@ class TopicDirectory:
         self._turn = int(uniform() * 1_000_000)
 
     async def ask(
-        self, call: Callable[[topic_pb2_grpc.TopicsStub, float], Awaitable[Reply]], name: str = "", seconds: float = ASK_S
-    ) -> Reply:
-        """Ask one proxy after the other until one answers. Raises the error of a refusal, `Unavailable` if none answers."""
+        self, call: Callable[[topic_pb2_grpc.TopicsStub, float], Awaitable[Reply]], name: str = "", seconds: float = ASK_S,
+        *, changes: bool = False,
+    ) -> Reply:  # fmt: skip
+        """Ask one proxy after the other until one answers. `changes`: a call that one did not answer may be in effect, and is not
+        made again. Raises the error of a refusal, `Unavailable` if none answers, `OutcomeUnknown`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max(seconds, self._options.connect_timeout_s)
         backoff = Backoff(self._options.backoff_s, self._options.max_backoff_s, self._uniform)
@@ -83,7 +94,7 @@ class TopicDirectory:
                     return await call(stub, max(0.1, min(seconds, deadline - loop.time())))
                 except grpc.aio.AioRpcError as problem:
                     error = error_of_call(problem, name)
-                    if problem.code() in FINAL_STATUS:
+                    if problem.code() in FINAL_STATUS or (changes and isinstance(error, OutcomeUnknown)):
                         raise error from None
                     failures.append(f"{address}: {error}")
                 except StreamEnded as problem:
@@ -128,7 +139,7 @@ class TopicDirectory:
             return found
 
         name = "" if change.HasField("create") else change.name
-        return self._learn(topic_map(await self.ask(call, name, CHANGE_S)))
+        return self._learn(topic_map(await self.ask(call, name, CHANGE_S, changes=True)))
 
     async def list(self, request: topic_pb2.ListTopicsRequest) -> topic_pb2.ListTopicsReply:
         """Ask for a page of topics."""
