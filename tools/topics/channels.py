@@ -117,7 +117,7 @@ def dead(
     name: Name,
     channel_name: Channel,
     part: OnePart = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=10_000, help="Number of them of each group.")] = 100,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=1_000, help="Number of them of each group.")] = 100,
     after: Annotated[int, typer.Option("--after", min=0, help="Only beyond this offset.", metavar="OFFSET")] = 0,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,

@@ -135,8 +135,8 @@ class Part:
         return (number for number, writer in self.writers.items() if writer.seen_us < at_us - WRITER_KEPT_US)
 
     def inherited_of(self, writer: int) -> list[tuple[int, int, int]]:
-        """What a writer has in the parts before this one: (number of the part, position, progress). A part inherits once, and may
-        inherit much."""
+        """All that a writer has in the parts before this one: (number of the part, position, progress). A part inherits once, and
+        may inherit much."""
         if self._indexed != len(self.inherited):
             self._by_writer, self._indexed = {}, len(self.inherited)
             for (part, each), state in self.inherited.items():
