@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from admin import events as ev
 from admin.placement import Places
@@ -66,19 +66,22 @@ def created(name: str, node: TopicNode | None, change: ev.CreateTopic, cluster: 
     bounds = [SLOTS * at // count for at in range(count + 1)]
     ranges = [Range(*each) for each in zip(bounds, bounds[1:], groups, strict=False)]
     made = TopicNode(name, cluster.numbers.topic + 1, 1, _parts(Lineage.new(ranges), {}))
-    return altered(made, ev.AlterTopic(change.retention_s, change.retention_bytes), version=1)
+    return altered(made, ev.AlterTopic(**_settings(change)), version=1)
+
+
+def _settings(found: TopicNode | ev.CreateTopic | ev.AlterTopic) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in tp.SETTINGS}
 
 
 def altered(node: TopicNode, change: ev.AlterTopic, version: int = 0) -> TopicNode:
     """The topic with other settings. version: 0: the next one."""
     _live(node)
-    if not 0 <= change.retention_s <= MAX_ID // 1_000_000 or not 0 <= change.retention_bytes <= MAX_ID:
-        raise InvalidArgument("the retention must be a number of seconds and of bytes; 0: no limit")
-    if (change.retention_s, change.retention_bytes) == (node.retention_s, node.retention_bytes):
+    wanted = _settings(change)
+    if not 0 <= change.retention_s <= MAX_ID // 1_000_000 or any(not 0 <= value <= MAX_ID for value in wanted.values()):
+        raise InvalidArgument("the retention must be a number of seconds and of bytes, and rates whole numbers; 0: no limit")
+    if wanted == _settings(node):
         return node
-    return replace(
-        node, version=version or node.version + 1, retention_s=change.retention_s, retention_bytes=change.retention_bytes
-    )
+    return replace(node, version=version or node.version + 1, **wanted)
 
 
 def deleted(node: TopicNode, change: ev.DeleteTopic, wall_ms: int, members: int = 0) -> TopicNode:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from admin.events import KnownWriter
-from pixiu.discovery.topics import TopicChannel, TopicNode, TopicPart
+from pixiu.discovery.topics import SETTINGS, TopicChannel, TopicNode, TopicPart
 from pixiu.errors import MalformedData
 
 OPEN: Final = 18
@@ -66,8 +66,7 @@ def set_topic(node: TopicNode) -> bytes:
         {
             "topic": node.topic,
             "name": node.name,
-            "retention_s": node.retention_s,
-            "retention_bytes": node.retention_bytes,
+            **{name: getattr(node, name) for name in SETTINGS},
             "deleted": bool(node.deleted_at_ms),
             "version": node.version,
         }

@@ -29,6 +29,8 @@ class CreateTopic:
     retention_s: int = 0
     retention_bytes: int = 0
     if_missing: bool = False
+    messages_per_s: int = 0
+    bytes_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class AlterTopic:
 
     retention_s: int
     retention_bytes: int
+    messages_per_s: int = 0
+    bytes_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Source: docs/topics.md, "Administration".
 from __future__ import annotations
 
 from admin import events as ev
+from pixiu.discovery.topics import SETTINGS
 from pixiu.errors import InvalidArgument
 from pixiu.wire.v1 import topic_pb2
 
@@ -15,9 +16,9 @@ def change_of(message: topic_pb2.TopicChange) -> ev.Change:
     match message.WhichOneof("change"):
         case "create":
             made = message.create
-            return ev.CreateTopic(made.parts, made.settings.retention_s, made.settings.retention_bytes, made.if_missing)
+            return ev.CreateTopic(parts=made.parts, if_missing=made.if_missing, **_settings(made.settings))
         case "alter":
-            return ev.AlterTopic(message.alter.retention_s, message.alter.retention_bytes)
+            return ev.AlterTopic(**_settings(message.alter))
         case "delete":
             return ev.DeleteTopic(message.delete.force, message.delete.now)
         case "restore":
@@ -38,3 +39,7 @@ def change_of(message: topic_pb2.TopicChange) -> ev.Change:
             wanted = message.resize
             return ev.Resize(tuple(wanted.parts), tuple(wanted.bounds), tuple(wanted.groups))
     raise InvalidArgument("the change of a topic is empty, or of a newer version than this cluster")
+
+
+def _settings(found: topic_pb2.TopicSettings) -> dict[str, int]:
+    return {name: getattr(found, name) for name in SETTINGS}

@@ -206,6 +206,8 @@ class Core:
                 raise not_leader(self._leader)
             if self._waiting_bytes + len(event.block) > MAX_WAITING_BYTES:
                 raise Overloaded(f"{MAX_WAITING_BYTES >> 20} MiB wait for their commit in this group; try again later", 200)
+            if refused is None:
+                self._writes.charge(block, len(event.block), now)
         except PixiuError as problem:
             self.counters.refused += 1
             self.counters.malformed += isinstance(problem, MalformedData)

@@ -133,6 +133,10 @@ class TopicSettings(NamedTuple):
     """Age after which messages may be dropped, seconds; 0: never."""
     retention_bytes: int = 0
     """Bytes of a part above which the oldest segments may be dropped; 0: no limit."""
+    messages_per_s: int = 0
+    """Messages that the topic takes in a second, each part by its share of the slots; 0: no limit."""
+    bytes_per_s: int = 0
+    """Bytes of blocks, likewise."""
     deleted: bool = False
     """Its parts take no blocks, and its channels no members, until it is restored or its parts are dropped."""
     version: int = 0

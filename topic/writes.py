@@ -5,11 +5,21 @@ Source: docs/topics.md, "Writing".
 
 from __future__ import annotations
 
-from pixiu.errors import MalformedData
+import math
+from typing import Final
+
+from cluster.core.token_bucket import Meter
+from pixiu.errors import MalformedData, Overloaded
+from pixiu.placement.slots import SLOTS
 from pixiu.wire.block import MAX_OFFSET, Block, parse
 from topic.entries import part_id
 from topic.state.parts import MAX_WRITERS, Appended, Verdict
 from topic.state.state import State
+
+BURST_S: Final = 1.0
+"""Burst of a topic's rates, seconds."""
+MAX_WAIT_S: Final = 5.0
+"""Longest time after which a writer is asked to try again: the rate may have been raised."""
 
 
 class Writes:
@@ -26,12 +36,15 @@ class Writes:
         self._state = state
         self._ahead: dict[tuple[int, int], int] = {}
         """(part, writer) → last position in the log, while that is more than the state has."""
+        self._meters: dict[int, tuple[tuple[float, float], Meter]] = {}
+        """Part → its rates, and what it has taken by them."""
         self._ending = 0
         """Entries on their way that may end parts: what becomes of a block is then not certain."""
 
     def clear(self) -> None:
         """The leader has changed."""
         self._ahead.clear()
+        self._meters.clear()
         self._ending = 0
 
     def ending(self, more: int) -> None:
@@ -56,6 +69,25 @@ class Writes:
         follows = block.first == max(ahead or 0, position) + 1
         return block, None, open_ and follows and (known is not None or len(part.writers) + len(self._ahead) < MAX_WRITERS)
 
+    def charge(self, block: Block, size: int, now: float) -> None:
+        """Charge a block to its topic's rates. A part has the share of them that it has of the slots, so that all open parts
+        together have the whole, however the topic is resized. Raises Overloaded: nothing is charged."""
+        number = part_id(block.topic, block.part)
+        part, topic = self._state.parts.get(number), self._state.topics.get(block.topic)
+        if part is None or topic is None or part.sealed or not (topic.messages_per_s or topic.bytes_per_s):
+            return
+        share = (part.high - part.low) / SLOTS
+        rates = topic.messages_per_s * share, topic.bytes_per_s * share
+        found = self._meters.get(number)
+        if found is None or found[0] != rates:
+            self._meters = {each: meter for each, meter in self._meters.items() if each in self._state.parts}
+            found = self._meters[number] = rates, Meter(*rates, BURST_S, now)
+        if wait_s := found[1].take(block.count, size, now):
+            text = f"part {block.part} of topic {topic.name} takes {_rates_text(*rates)}, a share of the topic's rate; "
+            raise Overloaded(
+                f"{text}try again in {wait_s:.3f} s, or raise it: `pixiu topic alter {topic.name} --rate`", _ms(wait_s)
+            )
+
     def proposed(self, block: Block) -> None:
         """A block is on its way into the log."""
         key = part_id(block.topic, block.part), block.writer
@@ -72,3 +104,12 @@ class Writes:
         key = part_id(block.topic, block.part), block.writer
         if self._ahead.get(key, found.position + 1) <= found.position or found.verdict not in (Verdict.STORED, Verdict.REPEATED):
             self._ahead.pop(key, None)
+
+
+def _rates_text(messages: float, size: float) -> str:
+    found = [f"{messages:,.6g} messages"] if messages else []
+    return " and ".join([*found, *([f"{size:,.6g} bytes"] if size else [])]) + " a second"
+
+
+def _ms(wait_s: float) -> int:
+    return math.ceil(min(wait_s, MAX_WAIT_S) * 1000)

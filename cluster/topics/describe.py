@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pixiu.discovery.topics import PartState, TopicNode
+from pixiu.discovery.topics import SETTINGS, PartState, TopicNode
 from pixiu.errors import PixiuError, Refusal, error_of_code
 from pixiu.wire.v1 import topic_pb2
 
@@ -26,7 +26,7 @@ def description_of(node: TopicNode) -> topic_pb2.TopicDescription:
         name=node.name,
         topic=node.topic,
         version=node.version,
-        settings=topic_pb2.TopicSettings(retention_s=node.retention_s, retention_bytes=node.retention_bytes),
+        settings=topic_pb2.TopicSettings(**{name: getattr(node, name) for name in SETTINGS}),
         parts=[
             topic_pb2.TopicPart(
                 number=part.number,

@@ -43,6 +43,9 @@ MAX_NUMBER: Final = (1 << 32) - 1
 """The last number of a topic, a channel or a part."""
 MAX_COUNTER_BYTES: Final = 1_024
 
+SETTINGS: Final = ("retention_s", "retention_bytes", "messages_per_s", "bytes_per_s")
+"""A topic's settings: fields of the same names in its node, its TOPIC entry and `pixiu.v1.TopicSettings`."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
 
 
@@ -120,6 +123,10 @@ class TopicNode:
     """Age after which messages may be dropped, seconds; 0: never."""
     retention_bytes: int = 0
     """Bytes of a part above which its oldest segments may be dropped; 0: no limit."""
+    messages_per_s: int = 0
+    """Messages that the topic takes in a second; 0: no limit."""
+    bytes_per_s: int = 0
+    """Bytes of blocks that the topic takes in a second; 0: no limit."""
     deleted_at_ms: int = 0
     """Time of its deletion, Unix milliseconds; 0: it is not deleted."""
     purge_at_ms: int = 0
@@ -160,7 +167,7 @@ class TopicNode:
         found = {
             "topic": self.topic,
             "version": self.version,
-            "settings": {"retention_s": self.retention_s, "retention_bytes": self.retention_bytes},
+            "settings": {name: getattr(self, name) for name in SETTINGS},
             "parts": [_part_json(part) for part in self.parts],
             "channels": [_channel_json(channel) for channel in self.channels],
             "deleted_at_ms": self.deleted_at_ms,
@@ -190,8 +197,7 @@ class TopicNode:
             version=integer(found, "version", 1, MAX_ID),
             parts=parts,
             channels=channels,
-            retention_s=integer(settings, "retention_s", 0, MAX_ID, 0),
-            retention_bytes=integer(settings, "retention_bytes", 0, MAX_ID, 0),
+            **{name: integer(settings, name, 0, MAX_ID, 0) for name in SETTINGS},
             deleted_at_ms=integer(found, "deleted_at_ms", 0, MAX_ID, 0),
             purge_at_ms=integer(found, "purge_at_ms", 0, MAX_ID, 0),
             purging=_flag(found, "purging", what),

@@ -35,10 +35,10 @@ def any_change(world: World) -> tuple[str, ev.Change]:
     draw, name = world.random, world.random.choice(NAMES)
     node = world.nodes().get(name)
     if node is None or draw.random() < 0.1:
-        return name, ev.CreateTopic(parts=draw.randrange(5), if_missing=draw.random() < 0.3)
+        return name, ev.CreateTopic(parts=draw.randrange(5), if_missing=draw.random() < 0.3, messages_per_s=draw.randrange(2))
     match draw.randrange(8):
         case 0:
-            return name, ev.AlterTopic(draw.randrange(3), draw.randrange(3))
+            return name, ev.AlterTopic(*(draw.randrange(3) for _ in range(4)))
         case 1:
             return name, ev.DeleteTopic(force=draw.random() < 0.7, now=draw.random() < 0.3)
         case 2:

@@ -12,7 +12,7 @@ from admin import events as ev
 from admin.core import Core
 from cluster.core.contract import NEVER, TICK
 from cluster.replication.model import Entry
-from pixiu.discovery.topics import ENDED, Numbers, PartState, TopicNode
+from pixiu.discovery.topics import ENDED, SETTINGS, Numbers, PartState, TopicNode
 from pixiu.errors import MalformedData
 from pixiu.placement.slots import Lineage, Part
 from pixiu.wire.block import Message, Stamp, encode
@@ -266,7 +266,7 @@ class World:
             assert (found.low, found.high, found.sealed) == (part.low, part.high, part.state.value == "sealed"), (part, found)
             known = group.state.topics[node.topic]
             assert (known.name, known.deleted) == (node.name, bool(node.deleted_at_ms))
-            assert (known.retention_s, known.retention_bytes) == (node.retention_s, node.retention_bytes)
+            assert [getattr(known, each) for each in SETTINGS] == [getattr(node, each) for each in SETTINGS]
             channels = {each.channel: (each.name, each.max_attempts, each.filter) for each in group.state.channels_of(node.topic)}
             assert channels == {each.channel: (each.name, each.max_attempts, each.filter) for each in node.channels}
             for channel in node.channels:

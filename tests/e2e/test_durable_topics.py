@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import pixiu
+from pixiu.client.topics.durable_topic import LoadTest
 from tests.support.cluster import LocalCluster, running_cluster
 
 pytestmark = pytest.mark.e2e
@@ -69,6 +70,23 @@ async def test_everything_sent_is_read_and_delivered_to_each_channel(cluster: Lo
             assert {message.position for message in (*got, *more)} >= {message.position for message in read}
             state = await px.topics.channel_state("orders", name)
             assert sum(part.unacknowledged for part in state) == 0
+
+
+async def test_marked_messages_come_to_members_and_readers_that_ask_for_them(cluster: LocalCluster) -> None:
+    wanted: dict[LoadTest, list[bytes]] = {"block": [b"real"], "pass": [b"load", b"real"], "only": [b"load"]}
+    async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target) as px:
+        await px.topics.create("tested", parts=1)
+        topic = px.durable_topic("tested")
+        await topic.send(b"load", key="k", load_test=True)
+        await topic.send(b"real", key="k")
+        for load_test, bodies in wanted.items():
+            async with topic.reader(load_test=load_test) as reader:
+                assert [(await anext(reader)).body for _ in bodies] == bodies
+            async with topic.channel(load_test, load_test=load_test, ordered=True) as messages:
+                for body in bodies:
+                    message = await anext(messages)
+                    assert (message.body, message.load_test) == (body, body == b"load")
+                    assert await message.ack()
 
 
 async def test_a_topic_that_is_not_there_names_the_command_that_creates_it(cluster: LocalCluster) -> None:
@@ -158,6 +176,7 @@ async def test_a_resize_keeps_the_order_of_each_key_for_writers_members_and_read
 LOADER = """
 import asyncio, sys
 import pixiu
+from pixiu.client.topics.durable_topic import LoadTest
 
 async def main(target):
     async with pixiu.connect(target, client="loader") as px, px.durable_topic("rows").writer("loader") as writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -123,6 +124,21 @@ async def test_topics_are_made_changed_and_removed(roles: Roles) -> None:
         assert (await px.topics.create("orders", parts=1)).id == 2
 
 
+async def test_writers_wait_for_the_rate_of_their_topic(roles: Roles) -> None:
+    await start(roles)
+    async with pixiu.connect(roles.target()) as px:
+        made = await px.topics.create("slow", parts=2, messages_per_s=20)
+        assert (made.messages_per_s, made.bytes_per_s) == (20, 0)
+        async with px.durable_topic("slow").writer() as writer:
+            for count in (12, 3):
+                await writer.send_many([b"x"] * count, key="k")
+        nodes = await roles.running(*GROUPS)
+        assert sum([await roles.metric(node, "refused_total") for node in nodes]) >= 1
+        assert (await px.topics.alter("slow")).messages_per_s == 0
+        await px.topics.set_channel("slow", "seen")
+        assert sum(part.unacknowledged for part in await px.topics.channel_state("slow", "seen")) == 15
+
+
 async def test_an_admin_that_is_killed_is_replaced_and_its_changes_end(roles: Roles) -> None:
     await start(roles)
     async with pixiu.connect(roles.target()) as px:
@@ -155,6 +171,8 @@ async def test_rules_say_who_may_do_what_with_a_topic(roles: Roles) -> None:
         await px.topics.create("orders", parts=1)
         with pytest.raises(NotAllowed):
             await px.topics.create("other")
+        await px.topics.set_channel("orders", "billing")
+        await px.topics.seek("orders", "billing", to="end")
     async with pixiu.connect(roles.target(), token=logins.token("reader", 7)) as px:
         assert (await px.topics.describe("orders")).name == "orders"
         assert [topic.name for topic in await px.topics.list()] == ["orders"]
@@ -166,3 +184,7 @@ async def test_rules_say_who_may_do_what_with_a_topic(roles: Roles) -> None:
         assert await px.topics.list() == []
         with pytest.raises(NotAllowed):
             await px.topics.describe("orders")
+    audited = "".join(path.read_text() for path in roles.folder.rglob("audit/*.log"))
+    lines = [line for line in map(json.loads, audited.splitlines()) if line.get("topic") == "orders"]
+    changes = {(line["kind"], line.get("change", line.get("what"))) for line in lines}
+    assert changes == {("topic_change", "create"), ("topic_change", "set_channel"), ("topic_channel", "seek")}

@@ -44,6 +44,8 @@ async def test_a_topic_from_its_making_to_its_removal(roles: Roles) -> None:
     assert (code, "pixiu topic create orders" in errors) == (2, True), errors
     made = await pixiu.json("create", "orders", "--retention", "7d")
     assert (len(made["parts"]), made["retention_s"]) == (2, 604_800)
+    altered = await pixiu.json("alter", "orders", "--rate", "50000", "--rate-bytes", "100MB")
+    assert (altered["retention_s"], altered["messages_per_s"], altered["bytes_per_s"]) == (604_800, 50_000, 100_000_000)
     channel = await pixiu.json("channel", "set", "orders", "billing", "--ordered", "--timeout", "5s")
     assert (channel["mode"], channel["timeout_ms"]) == ("ordered", 5_000)
 

@@ -1,5 +1,7 @@
-"""An index of the tests by the sections of "Implementing a highly available real-time messaging system" (docs/sources.md): each
-section is a file here and says which tests prove which of its sentences.
+"""An index of the tests by what the articles of docs/sources.md say.
+
+Each section of PiXiu is a file here and says which tests prove which of its sentences. NSQ and Swift are a file each, with a row
+for each statement about topics: N1 …, W1 …; numbers that are left out are of what NSQ's article says of other programs.
 
 A sentence is a short paraphrase; a test is named as "folder/file::function", without "test_" and ".py".
 
@@ -12,9 +14,22 @@ import ast
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 TESTS = Path(__file__).resolve().parent.parent
 Sentences = Mapping[str, Sequence[str]]
+
+
+class Row(NamedTuple):
+    """A statement of an article."""
+
+    says: str
+    proofs: Sequence[str] = ()
+    reason: str = ""
+    """Why it, or what part of it, has no test: it is not built, or not as the article has it."""
+
+
+Rows = Mapping[str, Row]
 
 
 @cache

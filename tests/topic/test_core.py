@@ -12,14 +12,16 @@ from cluster.core.contract import END_OF_TURN, NEVER, TICK
 from cluster.replication.core.events import Accepted, Persisted
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from pixiu.errors import Overloaded, Refusal
-from pixiu.wire.block import Block, Stamp
+from pixiu.placement.slots import SLOTS
+from pixiu.wire.block import Block, Message, Stamp, encode
 from pixiu.wire.levels import Level, Triple
-from tests.topic.builders import CHANNEL, PART, TOPIC, Log, written
+from tests.topic.builders import CHANNEL, PART, TOPIC, Log, said, written
 from topic import core as topic_core
 from topic import entries as en
 from topic import events as ev
 from topic.core import Core
 from topic.dispatch import channels
+from topic.dispatch.dispatcher import SKIPPED_S
 from topic.state.parts import Verdict
 from topic.state.state import Done, Sealed
 from topic.storage.segment import Gap
@@ -234,6 +236,46 @@ def test_parents_of_other_groups_are_asked_for() -> None:
     assert not leader.core.finished(CHANNEL, en.part_id(1, 5))
 
 
+def test_a_topic_has_its_own_rate() -> None:
+    """Half of its slots have half of it; what is refused comes in later, and other topics see nothing of it."""
+    leader = Leader()
+    leader.log.topic(messages_per_s=20)
+    leader.log.open_part(2, 0, SLOTS // 2)
+    leader.log.apply(en.TOPIC, en.TopicSettings(5, "others").encode())
+    leader.log.apply(en.OPEN, en.Opening(en.part_id(5, 1), 0, SLOTS).encode())
+    leader.lead()
+
+    def write(count: int, first: int, topic: int = TOPIC) -> list[ev.Effect]:
+        messages = [Message(b"x", 0)] * count
+        block = encode(messages, topic=topic, part=2 if topic == TOPIC else 1, writer=5, first=first)
+        return leader.step(ev.WriteRequested(3, first, 42, block)) + leader.commit()
+
+    def refusal(effects: list[ev.Effect]) -> Refusal:
+        (reply,) = effects
+        assert isinstance(reply, ev.WriteReply)
+        assert reply.refusal is not None
+        return reply.refusal
+
+    def stored(effects: list[ev.Effect]) -> bool:
+        (reply,) = effects
+        return isinstance(reply, ev.WriteReply) and reply.verdict is Verdict.STORED
+
+    assert stored(write(15, 1))
+    code, text, wait_ms = refusal(write(1, 16))
+    assert (code, wait_ms) == ("OVERLOADED", 500)
+    assert "part 2 of topic orders takes 10 messages a second" in text
+    assert stored(write(1000, 1, topic=5))
+    assert stored(write(1, 1001, topic=5))
+    leader.now = 0.4
+    assert refusal(write(1, 16)).retry_after_ms == 100
+    leader.now = 0.6
+    assert stored(write(1, 16))
+    leader.step(ev.Requested(7, en.TOPIC, en.TopicSettings(TOPIC, "orders", bytes_per_s=1 << 20).encode()))
+    leader.commit()
+    assert stored(write(10_000, 17))
+    assert stored(write(10_000, 10_017))
+
+
 def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     leader = Leader()
     leader.lead()
@@ -408,6 +450,41 @@ def test_a_seek_voids_what_members_have(ordered: bool) -> None:
     assert ev.Reply(7, Done(True)) in found
     assert given(found) == [(9, [(1, 3, 1)])]
     assert leader.core.describe(CHANNEL)[0].with_members == 2
+
+
+def test_what_a_load_test_left_is_washed_out_by_consuming_back() -> None:
+    leader = Leader()
+    leader.log.channel()
+    leader.log.apply(en.BLOCK, en.encode_block(42, said({"load_test": True}, {}, {"load_test": True}, {})))
+    leader.lead()
+    assert given(leader.step(joined(load_test=ev.LoadTest.PASS))) == [(9, [(0, 4, 1)])]
+    leader.step(ev.Reported(9, 1, PART, [(0, 4)]))
+    leader.commit()
+    leader.step(ev.Left(9), ev.Requested(7, en.SEEK, en.encode_seek(CHANNEL, PART, 0)))
+    leader.commit()
+    assert given(leader.step(joined(10))) == [(10, [(1, 2, 1), (3, 4, 1)])]
+    leader.step(ev.Reported(10, 1, PART, [(0, 4)]))
+    leader.commit()
+    leader.now += SKIPPED_S
+    leader.step(TICK)
+    leader.commit()
+    assert leader.core.describe(CHANNEL)[0].unacknowledged == 0
+
+
+def test_a_channel_without_a_filter_gets_everything() -> None:
+    leader = Leader()
+    leader.log.channel(filter='[{"header": "region", "equal": "eu"}]')
+    leader.log.channel(channel=CHANNEL + 1, name="all")
+    messages: list[dict[str, Any]] = [{"headers": [("region", b"us")]}, {}, {"headers": [("region", b"eu")]}]
+    leader.log.apply(en.BLOCK, en.encode_block(42, said(*messages)))
+    leader.lead()
+    assert given(leader.step(joined(9), joined(10, channel="all"))) == [(9, [(2, 3, 1)]), (10, [(0, 3, 1)])]
+    leader.step(ev.Reported(9, 1, PART, [(2, 3)]))
+    leader.commit()
+    leader.now = SKIPPED_S
+    leader.step(TICK)
+    leader.commit()
+    assert [leader.core.describe(each)[0].unacknowledged for each in (CHANNEL, CHANNEL + 1)] == [0, 3]
 
 
 def test_a_leader_that_does_not_deliver_yet_takes_no_seek() -> None:

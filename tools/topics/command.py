@@ -30,6 +30,12 @@ RetentionBytes = Annotated[
         "--retention-bytes", help="Bytes of a part above which its oldest go, such as 50GiB; 0: no limit.", metavar="SIZE"
     ),
 ]
+Rate = Annotated[
+    int, typer.Option("--rate", min=0, help="Messages that it takes in a second, from all writers; 0: no limit.", metavar="N")
+]
+RateBytes = Annotated[
+    str, typer.Option("--rate-bytes", help="Bytes that it takes in a second, such as 10MB; 0: no limit.", metavar="SIZE")
+]
 Part = Annotated[int, typer.Argument(min=1, help="Number of a part, see `pixiu topic show`.", metavar="PART")]
 ToGroups = Annotated[
     list[int] | None,
@@ -44,12 +50,18 @@ def create(
     parts: Annotated[int, typer.Option("--parts", min=0, help="Parts to begin with; 0: one for each group.", metavar="N")] = 0,
     retention: Retention = "0",
     retention_bytes: RetentionBytes = "0",
+    rate: Rate = 0,
+    rate_bytes: RateBytes = "0",
     if_missing: Annotated[bool, typer.Option("--if-missing", help="Succeed if there is one already.")] = False,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
     """Make a topic. Returns when it can be written."""
-    wanted = topic_pb2.CreateTopic(parts=parts, settings=_settings(retention, retention_bytes), if_missing=if_missing)
+    settings = topic_pb2.TopicSettings(
+        retention_s=seconds_of(retention), retention_bytes=bytes_of(retention_bytes),
+        messages_per_s=rate, bytes_per_s=bytes_of(rate_bytes),
+    )  # fmt: skip
+    wanted = topic_pb2.CreateTopic(parts=parts, settings=settings, if_missing=if_missing)
     found = _change(target, topic_pb2.TopicChange(name=name, create=wanted))
     print_result(tables.topic_json(found), f"{name}: {tables.parts_text(found)}, version {found.version}", as_json=as_json)
 
@@ -94,16 +106,20 @@ def alter(
     name: Name,
     retention: Annotated[str | None, typer.Option("--retention", help="As of `create`.", metavar="TIME")] = None,
     retention_bytes: Annotated[str | None, typer.Option("--retention-bytes", help="As of `create`.", metavar="SIZE")] = None,
+    rate: Annotated[int | None, typer.Option("--rate", min=0, help="As of `create`.", metavar="N")] = None,
+    rate_bytes: Annotated[str | None, typer.Option("--rate-bytes", help="As of `create`.", metavar="SIZE")] = None,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
     """Change a topic's settings; what is not given stays."""
-    if retention is None and retention_bytes is None:
-        raise InvalidArgument("give --retention or --retention-bytes, or both")
+    if retention is None and retention_bytes is None and rate is None and rate_bytes is None:
+        raise InvalidArgument("give --retention, --retention-bytes, --rate or --rate-bytes")
     before = calls.run(target, lambda cluster: cluster.describe(name)).settings
     settings = topic_pb2.TopicSettings(
         retention_s=before.retention_s if retention is None else seconds_of(retention),
         retention_bytes=before.retention_bytes if retention_bytes is None else bytes_of(retention_bytes),
+        messages_per_s=before.messages_per_s if rate is None else rate,
+        bytes_per_s=before.bytes_per_s if rate_bytes is None else bytes_of(rate_bytes),
     )
     found = _change(target, topic_pb2.TopicChange(name=name, alter=settings))
     print_result(tables.topic_json(found), f"{name}: {tables.settings_text(found)}, version {found.version}", as_json=as_json)
@@ -196,10 +212,6 @@ def _slots(target: str, name: str, part: int) -> tuple[int, int]:
 
 def _change(target: str, change: topic_pb2.TopicChange) -> topic_pb2.TopicDescription:
     return calls.run(target, lambda cluster: cluster.change(change))
-
-
-def _settings(retention: str, retention_bytes: str) -> topic_pb2.TopicSettings:
-    return topic_pb2.TopicSettings(retention_s=seconds_of(retention), retention_bytes=bytes_of(retention_bytes))
 
 
 topic.command()(channels)

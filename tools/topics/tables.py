@@ -89,6 +89,8 @@ def topic_json(topic: topic_pb2.TopicDescription) -> dict[str, Any]:
         "version": topic.version,
         "retention_s": topic.settings.retention_s,
         "retention_bytes": topic.settings.retention_bytes,
+        "messages_per_s": topic.settings.messages_per_s,
+        "bytes_per_s": topic.settings.bytes_per_s,
         "deleted_at_ms": topic.deleted_at_ms,
         "parts": [
             {
@@ -214,11 +216,14 @@ def parts_text(topic: topic_pb2.TopicDescription) -> str:
 
 
 def settings_text(topic: topic_pb2.TopicDescription) -> str:
-    """The retention in words."""
+    """The retention and the rates in words."""
     age, size = topic.settings.retention_s, topic.settings.retention_bytes
     said = [f"{age:,} s"] if age else []
     said += [f"{size:,} bytes a part"] if size else []
-    return "kept " + (" or ".join(said) if said else "for ever")
+    rates = [f"{topic.settings.messages_per_s:,} messages"] if topic.settings.messages_per_s else []
+    rates += [f"{topic.settings.bytes_per_s:,} bytes"] if topic.settings.bytes_per_s else []
+    taken = f", takes {' and '.join(rates)} a second" if rates else ""
+    return "kept " + (" or ".join(said) if said else "for ever") + taken
 
 
 def _table(*names: str) -> Table:

@@ -206,14 +206,17 @@ class State(Tables):
         return OK
 
     def _set_topic(self, settings: en.TopicSettings) -> None:
+        old, named = self.topics.get(settings.topic), self.topic_named(settings.name)
         self.topics[settings.topic] = settings
-        self._name()
+        if old is not None and (old.name, old.deleted) != (settings.name, settings.deleted):
+            self._name()
+        elif named is None or _rank(named) < _rank(settings):
+            self._names[settings.name] = settings.topic
         for part in self.parts_of(settings.topic):
             part.deleted = settings.deleted
 
     def _name(self) -> None:
-        live = sorted(self.topics.values(), key=lambda each: (not each.deleted, each.topic))
-        self._names = {each.name: each.topic for each in live}
+        self._names = {each.name: each.topic for each in sorted(self.topics.values(), key=_rank)}
 
     def _forget_topic(self, topic: int) -> None:
         for channel in self.channels_of(topic):
@@ -387,6 +390,11 @@ class State(Tables):
             for part in self.parts_of(topic.topic):
                 part.deleted = topic.deleted
         self._name()
+
+
+def _rank(topic: en.TopicSettings) -> tuple[bool, int]:
+    """Order of topics with one name; the last has it."""
+    return not topic.deleted, topic.topic
 
 
 def _no_part(part: int) -> str:

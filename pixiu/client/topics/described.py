@@ -66,6 +66,8 @@ def topic_map(found: topic_pb2.TopicDescription) -> TopicMap:
         {each.name: channel_info(each) for each in found.channels},
         settings.retention_s,
         settings.retention_bytes,
+        settings.messages_per_s,
+        settings.bytes_per_s,
         found.deleted_at_ms,
     )
 

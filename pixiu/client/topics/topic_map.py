@@ -43,6 +43,10 @@ class TopicMap:
     """Age after which messages may be dropped, seconds; 0: never."""
     retention_bytes: int = 0
     """Size of a part above which its oldest messages may be dropped; 0: no limit."""
+    messages_per_s: int = 0
+    """Messages that it takes in a second, from all writers together; 0: no limit."""
+    bytes_per_s: int = 0
+    """Bytes that it takes in a second; 0: no limit."""
     deleted_at_ms: int = 0
     """Unix ms; 0: it is not deleted."""
 

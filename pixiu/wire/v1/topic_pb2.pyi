@@ -120,19 +120,27 @@ class TopicSettings(_message.Message):
 
     RETENTION_S_FIELD_NUMBER: _builtins.int
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
+    MESSAGES_PER_S_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
     retention_s: _builtins.int
     """age after which messages may be dropped; 0: never"""
     retention_bytes: _builtins.int
     """of a part; above it the oldest segments may be dropped; 0: no limit"""
+    messages_per_s: _builtins.int
+    """that the topic takes, all writers together; 0: no limit"""
+    bytes_per_s: _builtins.int
+    """of blocks; as `messages_per_s`"""
     def __init__(
         self,
         *,
         retention_s: _builtins.int = ...,
         retention_bytes: _builtins.int = ...,
+        messages_per_s: _builtins.int = ...,
+        bytes_per_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["retention_bytes", b"retention_bytes", "retention_s", b"retention_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "messages_per_s", b"messages_per_s", "retention_bytes", b"retention_bytes", "retention_s", b"retention_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -141,6 +141,14 @@ def test_nobody_gets_more_than_its_credit_of_what_was_looked_at(ordered: bool) -
     assert [(member, len(offsets)) for member, offsets in bench.pump()] == [(2, 3), (3, 3)][: 1 if ordered else 2]
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_members_with_one_tag_share_its_messages(ordered: bool) -> None:
+    bench = Sorting(*({"tag": "a", "slot": slot} for slot in range(4)), ordered=ordered)
+    bench.join(1, 2, tag="a", credit=2)
+    bench.join(3)
+    assert sorted(bench.pump()) == [(1, [0, 1]), (2, [2, 3])]
+
+
 def test_a_lane_goes_on_with_the_member_whose_turn_it_is() -> None:
     bench = Sorting({}, {"tag": "a"}, {}, ordered=True)
     bench.join(1, tag="a")

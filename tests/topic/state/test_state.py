@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.replication.model import Entry
 from pixiu.errors import MalformedData
+from pixiu.placement.slots import SLOTS
 from tests.topic.builders import CHANNEL, PART, TOPIC, Log
 from topic import entries as en
 from topic.state import channels, parts
 from topic.state.parts import Appended, Verdict
-from topic.state.state import Done, Sealed, State
+from topic.state.state import MAX_TOPICS, Done, Sealed, State
 
 
 def same(one: State, other: State) -> bool:
@@ -265,3 +267,35 @@ def test_what_nobody_can_read_is_lost_and_counted() -> None:
     assert "ends at 10" in refused(log.apply(en.LOST, en.encode_lost(PART, 3, 11)))
     assert "not in this group" in refused(log.apply(en.LOST, en.encode_lost(9, 0, 1)))
     assert same(log.store.state, log.reopened().store.state)
+
+
+def test_a_group_knows_ten_thousand_topics_and_no_more() -> None:
+    log = Log()
+    state = log.store.state
+    for number in range(2, MAX_TOPICS + 1):
+        made = en.TopicSettings(number, f"orders-{number}").encode()
+        assert state.apply(Entry(1, state.applied + 1, en.TOPIC, 1000, made)) == Done(True)
+    assert "at most 10000 topics" in refused(log.apply(en.TOPIC, en.TopicSettings(MAX_TOPICS + 1, "more").encode()))
+    assert log.topic(version=2) == Done(True)
+    for number in (2, MAX_TOPICS):
+        named = state.topic_named(f"orders-{number}")
+        assert named is not None
+        assert named.topic == number
+    assert same(state, log.reopened().store.state)
+
+
+def test_of_topics_with_one_name_a_live_one_has_it_and_else_the_latest() -> None:
+    log = Log()
+
+    def named(state: State) -> int:
+        found = state.topic_named("orders")
+        assert found is not None
+        return found.topic
+
+    for number in (TOPIC, 5, 3):
+        log.apply(en.TOPIC, en.TopicSettings(number, "orders").encode())
+        log.apply(en.OPEN, en.Opening(en.part_id(number, 1), 0, SLOTS).encode())
+    assert named(log.store.state) == 5
+    for topic, deleted, expected in ((5, False, 5), (5, True, 3), (TOPIC, True, 3), (3, True, 5), (3, False, 3), (5, False, 5)):
+        log.apply(en.TOPIC, en.TopicSettings(topic, "orders", deleted=deleted).encode())
+        assert named(log.store.state) == named(log.reopened().store.state) == expected

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from pixiu.errors import DiskFailed, DiskFull
-from tests.topic.builders import PART, Log, written
+from tests.topic.builders import PART, TOPIC, Log, written
 from topic import entries as en
+from topic.state.state import MAX_PARTS
 from topic.storage.files import DiskFiles
 from topic.storage.lmdb_table import LmdbTable
 from topic.storage.segment import Stored
@@ -96,6 +97,40 @@ def test_unwritten_blocks_are_read_from_memory() -> None:
     assert [each.stamp.base for each in found if isinstance(each, Stored)] == [0, 2]
     assert found[1].data.endswith(b"3")  # type: ignore[union-attr]
     assert [block.slots() for _, block in log.store.blocks(PART, 0, 9)] == [[1, 2], [3]]
+
+
+def test_while_nothing_can_be_flushed_memory_serves() -> None:
+    log = Log()
+    log.open_part()
+    log.write(1, 2)
+
+    def away(*_: object) -> None:
+        raise DiskFull("full")
+
+    log.table.write = away  # type: ignore[assignment]
+    for number in range(3, 40):
+        log.write(number, first=number)
+        with pytest.raises(DiskFull):
+            log.store.flush()
+        assert [stamp.base for stamp, _ in log.store.blocks(PART, number - 1, number)] == [number - 1]
+    assert [block.slots() for _, block in log.store.blocks(PART, 0, 9)][:2] == [[1, 2], [3]]
+
+
+def test_a_thousand_parts_share_a_group() -> None:
+    log = Log()
+    for number in range(1, MAX_PARTS + 1):
+        log.open_part(number, number - 1, number)
+    more = en.Opening(en.part_id(TOPIC, MAX_PARTS + 1), 0, 1).encode()
+    assert "at most 1000 parts" in log.apply(en.OPEN, more).why  # type: ignore[attr-defined]
+    for number in (1, 500, 1000):
+        log.write(number - 1, part=number)
+    log.store.flush()
+    assert len(log.files.names("parts")) == 3  # those without a message have no file
+    again = Log(log.files, log.table)
+    for number in range(1, MAX_PARTS + 1):
+        found = list(again.store.blocks(en.part_id(TOPIC, number), 0, 1))
+        assert [block.slots() for _, block in found] == ([[number - 1]] if number in (1, 500, 1000) else [])
+    assert 0 < again.store.cache.size < 3 * 200
 
 
 def test_a_time_finds_its_offset() -> None:

@@ -1,0 +1,184 @@
+"""NSQ: headers, isolation, filters, and what its authors planned."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.seed.index import Row, Rows, missing
+
+ROWS: Rows = {
+    "N1": Row(
+        "a message has the server's time, the number of its deliveries, an ID and a body; the format is simple [and has a CRC]",
+        (
+            "pixiu/wire/block::the_layout_is_fixed",
+            "pixiu/wire/block::a_stamp_says_where_when_and_who",
+            "pixiu/wire/block::any_changed_byte_is_found",
+            "topic/clients/deliveries::attempts_are_named_from_the_second_on",
+            "e2e/topic_group::blocks_are_written_read_and_consumed",
+        ),
+        "Blocks are not compressed: neither Python 3.11 nor a dependency brings zstd.",
+    ),
+    "N2": Row(
+        "headers stand beside the body, free of business, with a version and a length [and a flag says that there are some]",
+        (
+            "pixiu/wire/block::what_was_encoded_is_read_in_place",
+            "pixiu/wire/vectors::the_page_of_topics_is_enough_to_make_each_block",
+            "pipeline/topic_columns::every_field_is_in_its_column",
+        ),
+        "Nothing reads the article's own frame: a listener for NSQ clients is not built.",
+    ),
+    "N3": Row(
+        "a topic gets messages with headers without a change of its producers and consumers",
+        (
+            "topic/dispatch/sorting::what_a_filter_does_not_want_is_acknowledged_by_one_entry",
+            "e2e/durable_topics::everything_sent_is_read_and_delivered_to_each_channel",
+        ),
+        "No setting strips or requires headers: every client of durable topics has always read them.",
+    ),
+    "N4": Row(
+        "producers mark messages of load tests; consumers pass or block them [the server does, as a member asks]",
+        (
+            "topic/dispatch/sorting::messages_of_load_tests_are_for_who_asks_for_them",
+            "topic/core::members_learn_why_they_are_refused",
+            "e2e/durable_topics::marked_messages_come_to_members_and_readers_that_ask_for_them",
+        ),
+        "What a handler sends does not inherit the mark of what it handles; rooms and mail have no such option.",
+    ),
+    "N5": Row(
+        "load tests are not isolated: a wrong mark or too much is washed out by consuming back",
+        (
+            "topic/core::what_a_load_test_left_is_washed_out_by_consuming_back",
+            "topic/state/state::a_seek_moves_the_floor_either_way",
+            "topic/core::a_seek_voids_what_members_have",
+        ),
+    ),
+    "N6": Row(
+        "stable and feature versions share a topic, without stopping either one's consumers",
+        (
+            "topic/dispatch/sorting::a_lane_goes_on_with_the_member_whose_turn_it_is",
+            "topic/dispatch/sorting::a_member_with_a_tag_gets_what_nobody_has_had_yet",
+        ),
+        "examples/ has no program that shows it.",
+    ),
+    "N7": Row(
+        "the server delivers by the tag in a message's head",
+        (
+            "topic/dispatch/sorting::tagged_messages_go_to_members_with_the_tag",
+            "pixiu/wire/block::what_was_encoded_is_read_in_place",
+        ),
+    ),
+    "N8": Row(
+        "no consumer has the message's tag: it goes to those without one, also what a leaving one had",
+        (
+            "topic/dispatch/sorting::tagged_messages_go_to_members_with_the_tag",
+            "topic/dispatch/sorting::what_a_tagged_member_had_goes_to_others_when_it_leaves",
+            "sim/topics/topics_under_faults::everything_confirmed_is_read_once_and_in_order",
+        ),
+    ),
+    "N9": Row(
+        "a consumer has the message's tag: it goes there, and several with one tag compete",
+        (
+            "topic/dispatch/sorting::tagged_messages_go_to_members_with_the_tag",
+            "topic/dispatch/sorting::members_with_one_tag_share_its_messages",
+        ),
+    ),
+    "N10": Row(
+        "a message without a tag goes to consumers without one; if there is none, it waits, and that is said",
+        ("topic/dispatch/sorting::tagged_messages_go_to_members_with_the_tag",),
+    ),
+    "N11": Row(
+        "every channel gets everything; inside of one, consumers compete",
+        (
+            "topic/core::a_channel_without_a_filter_gets_everything",
+            "topic/dispatch/dispatcher::members_share_by_credit",
+            "e2e/durable_topics::everything_sent_is_read_and_delivered_to_each_channel",
+        ),
+    ),
+    "N12": Row(
+        "a channel has one filter; what lacks the key goes to channels without one; what does not match counts as consumed",
+        (
+            "topic/core::a_channel_without_a_filter_gets_everything",
+            "topic/core::members_learn_why_they_are_refused",
+            "pixiu/wire/filters::messages_match_as_the_conditions_say",
+            "pixiu/wire/filters::a_message_without_the_header_never_matches",
+            "topic/dispatch/sorting::what_a_filter_does_not_want_is_acknowledged_by_one_entry",
+        ),
+        "What a filter, a mark or an expiry acknowledged is not counted by reason.",
+    ),
+    "N17": Row(
+        "Spark consumes topics",
+        (
+            "pipeline/spark_topics::a_batch_is_what_was_written",
+            "pipeline/spark_topics::a_stream_reads_once_while_parts_come_and_go",
+            "pipeline/topic_lineage::every_row_is_read_once_and_in_the_order_of_its_slot",
+        ),
+    ),
+    "N19": Row(
+        "a token bucket for each topic, so that one topic's traffic spares the others",
+        (
+            "topic/core::a_topic_has_its_own_rate",
+            "e2e/topic_admin::writers_wait_for_the_rate_of_their_topic",
+        ),
+        "Nothing limits by topic or channel what is read.",
+    ),
+    "N20": Row(
+        "one subscription takes many messages, and one acknowledgement settles them",
+        (
+            "topic/core::members_get_messages_after_the_leaders_first_entry_and_answers_after_the_commit",
+            "pixiu/client/topics/member_core::acknowledgements_of_a_turn_are_one_report_of_ranges",
+            "topic/dispatch/dispatcher::a_range_over_everything_settles_what_the_member_has",
+            "topic/state/acks::many_ranges_at_once_are_the_same",
+        ),
+    ),
+    "N21": Row(
+        "producing, and what is done to channels, have checks of their own and are in an audit log",
+        (
+            "e2e/topic_admin::rules_say_who_may_do_what_with_a_topic",
+            "e2e/topic_group::rules_hold_and_the_sender_is_the_login",
+        ),
+    ),
+    "N24": Row(
+        "filters by content that are too special for the core are programs outside of it",
+        (
+            "pixiu/wire/filters::what_is_no_filter_is_refused",
+            "topic/core::a_filter_is_checked_before_it_comes_into_the_log",
+        ),
+        "Filters have no expressions; a program between a channel and another topic is an ordinary client, and none is shipped.",
+    ),
+    "N25": Row(
+        "topics are independent of each other",
+        (
+            "topic/dispatch/sorting::only_some_messages_are_looked_at_in_a_turn",
+            "topic/storage/store::a_thousand_parts_share_a_group",
+            "topic/core::a_topic_has_its_own_rate",
+        ),
+    ),
+    "N26": Row(
+        "deliveries are counted; messages can be delayed, put off, consumed again, and end among dead letters",
+        (
+            "topic/dispatch/dispatcher::a_refused_message_comes_again_after_its_delay",
+            "topic/dispatch/dispatcher::attempts_end_among_the_dead_letters",
+            "topic/dispatch/sorting::a_message_waits_for_its_time_and_holds_up_nobody_else",
+            "topic/core::a_seek_voids_what_members_have",
+            "topic/core::resent_dead_letters_are_delivered_as_if_for_the_first_time",
+            "e2e/durable_topics::a_failing_message_comes_again_and_then_is_a_dead_letter",
+        ),
+    ),
+    "N27": Row(
+        "very many topics share one cluster",
+        (
+            "topic/storage/store::a_thousand_parts_share_a_group",
+            "topic/state/state::a_group_knows_ten_thousand_topics_and_no_more",
+            "pixiu/placement/slots::parts_that_do_not_fit_together_are_refused",
+            "registry/topics::a_node_has_a_limit",
+        ),
+        "No test has a whole cluster with 10,000 topics: the parts of one group are the unit, and groups share nothing.",
+    ),
+}
+
+
+@pytest.mark.parametrize("number", ROWS)
+def test_the_row_has_its_tests_or_a_reason(number: str) -> None:
+    row = ROWS[number]
+    assert row.proofs or row.reason
+    assert not missing(row.proofs)
