@@ -11,6 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -133,6 +134,10 @@ class _Task:
         self._writer = writer_of(query, partition)
         self._epoch = Epoch(topic.describe().topic, self._writer, epoch)
         self.streams = Streams(topic, f"spark-{query[:32]}-{partition}".encode()[:MAX_CLIENT_BYTES].decode(errors="ignore"))
+        self._until = 0.0
+        """Time at which it gives up, unless rows come in before, monotonic seconds."""
+        self._most = 0
+        """Of what was stored when it last looked."""
         self._patiently(self._learn)
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -158,17 +163,23 @@ class _Task:
         described = topic.describe()
         parts = parts_of(described)
         stored = topic.positions(self._writer, [part for part in parts if not part.sealed])
+        rows = sum(known.position for known in stored.values())
+        if rows > self._most:
+            self._most, self._until = rows, time.monotonic() + self._retry_s
         if not self._epoch.learn(parts, stored):
             raise Again("parts of the topic are being opened")
 
     def _patiently(self, call: Callable[[], None]) -> None:
-        until, backoff = time.monotonic() + self._retry_s, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S, random.random)
+        self._until, backoff = time.monotonic() + self._retry_s, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S, random.random)
         while True:
             try:
                 return call()
             except Again as problem:
                 pause = backoff.next_s()
-                if time.monotonic() + pause > until:
+                if time.monotonic() + pause > self._until:
+                    with suppress(Again):
+                        self._learn()  # rows may have come in since it looked
+                if time.monotonic() + pause > self._until:
                     raise Unavailable(f"topic {self._topic.name} took no rows for {self._retry_s:g} s: {problem}") from None
             time.sleep(pause)
 

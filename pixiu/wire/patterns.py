@@ -7,8 +7,7 @@ A pattern matches whole texts; `^` at its beginning and `$` at its end say so an
 no look-around, so a pattern is an automaton with one state for each of its signs. The set of its states moves with each character
 of the text, and there is no backtracking: nested repetitions cost no more than others.
 
-Source: docs/topics.md, "Filters, tags, load tests"; V. M. Glushkov, "The abstract theory of automata" (1961) for positions as
-states.
+Source: docs/topics.md, "Filters, tags, load tests"; V. M. Glushkov, "The abstract theory of automata" (1961): positions as states.
 """
 
 from __future__ import annotations

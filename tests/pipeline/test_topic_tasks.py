@@ -99,3 +99,13 @@ def test_a_task_stores_and_reads_each_row_once(store: Store) -> None:
         writer.write(iter([]), "q", 7, 0)
     writer.write(batches(lambda _begin: None), "q", 7, 1)
     assert len(read()) == 2 * ROWS, "another epoch"
+
+
+def test_a_task_waits_for_the_rate_of_its_topic_while_rows_come_in(store: Store) -> None:
+    on_topics(store, lambda px: px.topics.create("slow", parts=1, bytes_per_s=1 << 20))
+    options = write_options({"target": store.target, "topic": "slow", "retrySeconds": "3"}, streaming=True)
+    rows = pa.RecordBatch.from_pydict({"body": [b"%d" % number * 900_000 for number in range(6)]})
+    TopicWriter(options, ("body",)).write(iter([rows]), "q", 1, 0)
+    on_topics(store, lambda px: px.topics.set_channel("slow", "seen"))
+    (part,) = on_topics(store, lambda px: px.topics.channel_state("slow", "seen"))
+    assert part.unacknowledged == 6
