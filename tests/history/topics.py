@@ -76,7 +76,11 @@ class Verdict:
 
 
 def judge(
-    notes: Iterable[Note], stored: Sequence[Stored], parents: Mapping[int, Sequence[int]], channels: Mapping[str, bool], late_ns: int = 0
+    notes: Iterable[Note],
+    stored: Sequence[Stored],
+    parents: Mapping[int, Sequence[int]],
+    channels: Mapping[str, bool],
+    late_ns: int = 0,
 ) -> Verdict:
     """Compare what clients saw with what is stored.
 
