@@ -53,6 +53,7 @@ MAX_CACHED: Final = 1_000
 """Topics that are remembered. Policy: the one that was read first is forgotten."""
 NEWER_S: Final = 3.0
 """Time for which a caller waits for a newer version, seconds; then it gets what there is."""
+FIRST_POLL_S: Final = 0.02
 POLL_S: Final = 0.2
 MAX_WAITING: Final = 1_000
 """Callers that wait for a newer version. Policy: a further one gets what there is."""
@@ -178,13 +179,15 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
             raise NotAllowed(f"this login may do nothing with a topic {name}; `pixiu acl test` says which rule decides")
         until = time.monotonic() + NEWER_S
         node, found = await self._described(name)
-        if (node.version > request.newer_than and _usable(node)) or self._waiting >= MAX_WAITING:
+        if answers(node, request.newer_than) or self._waiting >= MAX_WAITING:
             return self._usable(node, found)
         self._waiting += 1
+        pause_s = FIRST_POLL_S
         try:
-            while (node.version <= request.newer_than or not _usable(node)) and time.monotonic() < until:
-                await asyncio.sleep(POLL_S)
-                node, found = await self._described(name, time.monotonic() - POLL_S)
+            while not answers(node, request.newer_than) and time.monotonic() < until:
+                await asyncio.sleep(pause_s)
+                node, found = await self._described(name, time.monotonic() - pause_s)
+                pause_s = min(1.5 * pause_s, POLL_S)
         finally:
             self._waiting -= 1
         return self._usable(node, found)
@@ -330,6 +333,13 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
             return text(json_object(data, MAX_LEASE_BYTES, "the admin's lease"), "address")
         except (NoNode, MalformedData):
             return ""
+
+
+def answers(node: TopicNode, newer_than: int) -> bool:
+    """True if this is what a caller waits for that knows a version. While parts are being sealed their children are not open yet,
+    and the next version has them: the caller would only ask again."""
+    moves = newer_than and node.version == newer_than + 1 and any(part.state is PartState.SEALING for part in node.parts)
+    return node.version > newer_than and not moves and _usable(node)
 
 
 def _usable(node: TopicNode) -> bool:

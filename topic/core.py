@@ -39,7 +39,9 @@ MAX_WAITING_BYTES: Final = 64 << 20
 BEGIN_AGAIN_S: Final = 0.1
 """Delay of the next BEGIN after one that was refused, since other replicas had not reported their time yet, say."""
 ASK_AGAIN_S: Final = 1.0
-"""Interval at which the leaders of parents are asked again."""
+"""Longest interval at which the leaders of parents are asked again."""
+ASK_SOON_S: Final = 0.02
+"""Delay of the first question after a part was opened; it doubles up to `ASK_AGAIN_S`."""
 ENDING: Final = frozenset({en.SEAL, en.TOPIC, en.DROP})
 """Entries after which parts may take no blocks."""
 LEASE_AGAIN_S: Final = 0.05
@@ -133,6 +135,7 @@ class Core:
         self._leader = ""
         self._begin_at = NEVER
         self._ask_at = NEVER
+        self._ask_wait = ASK_AGAIN_S
         self._writes = Writes(state)
         self._waiting_bytes = 0
         self._channels = Channels(state, self.dispatcher)
@@ -289,6 +292,7 @@ class Core:
     def _on_joined(self, event: ev.Joined, now: float, out: list[ev.Effect]) -> None:
         if self.epoch:
             self._channels.join(event, now, out)
+            self._ask_soon(now)
         else:
             out.append(ev.MemberEnded(event.member, Refusal.of(not_leader(self._leader))))
 
@@ -438,6 +442,8 @@ class Core:
                     channels.wake(number)
             case en.SEAL:
                 channels.sealed(en.decode_seal(payload)[0], out)
+            case en.OPEN:
+                self._ask_soon(now)
             case en.TRIM | en.LOST:
                 part = (en.decode_trim if work.kind == en.TRIM else en.decode_lost)(payload)[0]
                 channels.grew(part)
@@ -488,9 +494,16 @@ class Core:
         self.counters.timed_out += sum(bool(pending.taken) for pending in overdue)
         self._settle_all(overdue)
         if now >= self._ask_at and self.epoch:
-            self._ask_at = now + ASK_AGAIN_S
-            out += self._channels.questions()
+            questions = self._channels.questions()
+            self._ask_wait = min(2 * self._ask_wait, ASK_AGAIN_S) if questions else ASK_AGAIN_S
+            self._ask_at = now + self._ask_wait
+            out += questions
         self._on_end_of_turn(EndOfTurn(), now, out)
+
+    def _ask_soon(self, now: float) -> None:
+        """A part may wait for parents that were not asked for yet."""
+        self._ask_wait = ASK_SOON_S
+        self._ask_at = min(self._ask_at, now + ASK_SOON_S)
 
     def _pump(self, now: float, out: list[ev.Effect]) -> None:
         self._lease_at = NEVER

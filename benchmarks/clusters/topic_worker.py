@@ -98,6 +98,7 @@ class Worker:
                         writer, number = map(int, message.body.split(b" ", 2)[:2])
                         self.note(GIVEN, name, channel, message.position, writer, number)
                         if self.arguments.quick:
+                            self.note(REPORTED, name, channel, message.position, writer, number)
                             message.ack_soon()
                         elif random.random() < NACKED:
                             message.nack_soon(0.05)
@@ -139,7 +140,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=8)
     parser.add_argument("--pace", type=float, default=100.0, help="messages a second of each writer")
     parser.add_argument("--channels", default="any,ordered")
-    parser.add_argument("--quick", action="store_true", help="acknowledge without waiting, and note only what is given")
+    parser.add_argument("--quick", action="store_true", help="acknowledge without waiting, and do not note the answers")
     arguments = parser.parse_args()
 
     async def run() -> None:

@@ -189,12 +189,12 @@ class Run:
         found = self._cluster.processes(role)
         if role == "topic":
             group = self._rolls.randrange(2)
-            found = [each for each in found if each["partition"] == group]
+            found = [each for each in found if each["partition"] == group and each.get("replication")]
             if victim != "group":
                 leads = [each for each in found if each["replication"]["member"] == each["replication"]["leader"]]
                 found = leads if victim == "leader" else [each for each in found if each not in leads]
         if victim != "group":
-            found = found[:1] if role == "topic" or not found else [self._rolls.choice(found)]
+            found = [self._rolls.choice(found)] if found else []
         return [int(each["pid"]) for each in found], []
 
     # --- resizes

@@ -7,9 +7,11 @@ from functools import partial
 
 import pytest
 
+from pixiu.discovery.topics import PartState, TopicNode, TopicPart
 from pixiu.errors import RegistryUnavailable
+from pixiu.placement.slots import SLOTS
 from proxy import topics
-from proxy.topics import Cache
+from proxy.topics import Cache, answers
 
 
 async def test_one_read_serves_all_who_ask_meanwhile() -> None:
@@ -57,3 +59,14 @@ async def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> N
     for number in (1, 2, 3, 3, 2, 1):
         assert await cache.get(number, partial(find, number)) == number
     assert read == [1, 2, 3, 1]
+
+
+def test_who_knows_a_topic_before_a_resize_waits_until_the_children_are_open() -> None:
+    def node(version: int, state: PartState) -> TopicNode:
+        return TopicNode("orders", 1, version, parts=(TopicPart(1, 0, SLOTS, 0, state=state),))
+
+    assert not answers(node(4, PartState.OPEN), 4)
+    assert not answers(node(5, PartState.SEALING), 4)
+    assert answers(node(6, PartState.SEALED), 4)
+    assert answers(node(7, PartState.SEALING), 4)  # of the next resize: it has the children of the one before
+    assert answers(node(5, PartState.SEALING), 0)

@@ -4,6 +4,7 @@ entry."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -274,6 +275,29 @@ def test_a_topic_has_its_own_rate() -> None:
     leader.commit()
     assert stored(write(10_000, 17))
     assert stored(write(10_000, 10_017))
+
+
+def test_parents_of_a_part_that_is_opened_are_asked_for_soon_and_then_more_and_more_seldom() -> None:
+    leader = Leader()
+    leader.log.channel(ordered=True)
+    leader.lead()
+    leader.step(ev.Joined(9, "orders", "c", 5), TICK)
+    leader.now = 2.0
+    leader.step(TICK)
+    settings = leader.log.store.state.channels_of(TOPIC)
+    opening = en.Opening(en.part_id(TOPIC, 5), 0, 10, parents=(4,), channels=settings)
+    leader.step(ev.Requested(1, en.OPEN, opening.encode()))
+    leader.commit()
+    leader.step(TICK)
+    asked = [leader.now]
+    for _ in range(9):
+        leader.now = leader.core.next_deadline()
+        if any(isinstance(effect, ev.AskParent) for effect in leader.step(TICK)):
+            asked.append(leader.now)
+    waits = [after - before for before, after in pairwise(asked)]
+    assert waits[0] < topic_core.ASK_AGAIN_S / 10
+    assert waits == sorted(waits)
+    assert waits[-1] == pytest.approx(topic_core.ASK_AGAIN_S)
 
 
 def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

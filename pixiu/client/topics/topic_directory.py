@@ -200,11 +200,11 @@ class TopicDirectory:
                     await followed.wanted.wait()
             except TimeoutError:
                 pass
-            hurry, newer = followed.wanted.is_set(), followed.newer
+            hurry, newer, known = followed.wanted.is_set(), followed.newer, followed.topic.version
             followed.wanted.clear()
             followed.newer = False
             try:
-                await self.describe(followed.name, followed.topic.version if newer else 0)
+                await self.describe(followed.name, known if newer else 0)
             except ENDING as error:
                 for _, on_end in list(followed.users):
                     on_end(error)
@@ -215,7 +215,7 @@ class TopicDirectory:
                 await asyncio.sleep(backoff.next_s())
             else:
                 backoff.reset()
-                if hurry:
+                if hurry and followed.topic.version == known:
                     await asyncio.sleep(self._options.backoff_s * self._uniform())  # many ask at once
 
     async def close(self) -> None:

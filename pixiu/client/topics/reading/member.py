@@ -399,7 +399,7 @@ class ChannelMember:
                 if found is not None and found.task is not None and found.task is not asyncio.current_task():
                     found.task.cancel()
             elif isinstance(effect, AskTopic):
-                self._around.directory.refresh(self._joining.topic)
+                self._around.directory.refresh(self._joining.topic, newer=effect.newer)
         if not self._closed and self._error is None:
             self._alarm.set(self.core.next_deadline())
 

@@ -82,7 +82,9 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class AskTopic:
-    """Ask for a newer description of the topic."""
+    """Ask for the topic's description. `newer`: for a newer version, and not only for the addresses of leaders."""
+
+    newer: bool = False
 
 
 Effect = OpenMember | CloseMember | Reportable | Outcomes | AskTopic
@@ -255,7 +257,13 @@ class MemberCore:
 
     def finished(self, parts: Iterable[int], now: float) -> list[Effect]:
         """The channel has everything of sealed parts."""
-        self._finished.update(parts)
+        parts = set(parts)
+        self._finished |= parts
+        known = self.topic.lineage.parts
+        if any(part in known and not known[part].sealed for part in parts):
+            return [
+                AskTopic(newer=True)
+            ]  # the parts that follow them may be in the same group: they are not known yet
         return [*self.set_topic(self.topic, now), AskTopic()]
 
     # --- messages

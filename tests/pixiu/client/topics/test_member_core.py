@@ -127,3 +127,12 @@ def test_ranges_have_each_offset_once(seed: int) -> None:
     pairs = list(zip(bounds[::2], bounds[1::2], strict=True))
     assert {offset for low, high in pairs for offset in range(low, high)} == offsets
     assert all(high < low for (_, high), (low, _) in pairwise(pairs))
+
+
+def test_a_part_that_is_finished_before_its_seal_is_known_keeps_its_group_joined() -> None:
+    cluster = Cluster(1, 1)
+    core, (stream,) = joined(cluster)
+    assert core.finished([1], 0.0) == [AskTopic(newer=True)]
+    cluster.resize([1], [Range(0, SLOTS, 0)])
+    assert core.set_topic(cluster.topic(), 0.0) == []
+    assert core.delivered(stream, 2, 0, 1, 0)
