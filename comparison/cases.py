@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Kind = Literal["idle", "messages", "connections", "mail"]
+Kind = Literal["idle", "messages", "connections", "mail", "topics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,16 @@ class Case:
     timed_every: int = 1
     """Interval of the messages that are timed, at every subscriber. It does not divide the window, so that it is not always the
     first."""
+    act: Literal["write", "take", "read"] = "write"
+    """Of topics: write windows; take messages that were written before, and acknowledge them; read without acknowledgements."""
+    level: Literal["accepted", "persisted", "replicated"] = "accepted"
+    """Of topics: when a written message is confirmed."""
+    block: int = 256 << 10
+    """Of topics: bytes of the bodies in a block of a writer, if the server has blocks."""
+    ordered: bool = False
+    """Of topics: acknowledged in the order of keys."""
+    prefilled: int = 0
+    """Of topics: messages that are written before."""
 
     @property
     def size(self) -> str:
@@ -45,6 +55,8 @@ class Case:
             return "fresh, no client"
         if self.kind == "connections":
             return f"{self.members:,}, of which the first tenth is not counted"
+        if self.kind == "topics" and self.act != "write":
+            return f"{self.bytes} bytes, {self.prefilled:,} stored"
         how = f"{self.rate:,g} a second" if self.rate else f"window {self.window:,}"
         return f"{self.bytes} bytes, {how}"
 
@@ -64,6 +76,14 @@ CASES: Final = {
         Case("pair-2000", "one to one, small, open", rate=2000, bytes=16),
         Case("mail", "mail to 100 users", "mail", groups=100, members=100, qos=1, subscribed_qos=1, window=1000),
         Case("mail-1", "mail to 100 users", "mail", groups=100, members=100, qos=1, subscribed_qos=1, window=1),
+        Case("topic-write-256k", "topic, blocks of 256 KiB", "topics", window=20_000),
+        Case("topic-write-16k", "topic, blocks of 16 KiB", "topics", window=2_500, block=16 << 10),
+        Case("topic-write-sync", "topic, blocks of 256 KiB, synced", "topics", window=20_000, level="replicated"),
+        Case("topic-one", "topic, one at a time, synced", "topics", window=1, block=0, level="replicated"),
+        Case("topic-any", "topic, acknowledged", "topics", act="take", prefilled=200_000),
+        Case("topic-ordered", "topic, acknowledged in order", "topics", act="take", ordered=True, prefilled=200_000),
+        Case("topic-read", "topic, read from its beginning", "topics", act="read", prefilled=400_000),
+        Case("topic-100", "100 topics, synced", "topics", groups=100, window=1_000, level="replicated"),
     )
 }
 """By name, in running order: connections before messages, because their memory is what they add to a fresh server."""

@@ -230,7 +230,7 @@ class JetStreamSender(Sender):
         return data.count(ACKNOWLEDGED)
 
 
-def _nats(port: int, subject: str) -> socket.socket:
+def open_nats(port: int, subject: str) -> socket.socket:
     """Open a connection that has subscribed to a subject."""
     sock = socket.create_connection((HOST, port), timeout=CONNECT_LIMIT_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -249,7 +249,7 @@ def _line(sock: socket.socket) -> bytes:
     return bytes(found[:-2])
 
 
-def _ask_jetstream(sock: socket.socket, api: str, request: object) -> None:
+def ask_jetstream(sock: socket.socket, api: str, request: object) -> None:
     data = json.dumps(request).encode()
     sock.sendall(b"PUB $JS.API.%s api %d\r\n%s\r\n" % (api.encode(), len(data), data))
     answer = exactly(sock, int(_line(sock).split(b" ")[-1]) + 2)
@@ -259,20 +259,20 @@ def _ask_jetstream(sock: socket.socket, api: str, request: object) -> None:
 
 def _come_to_jetstream(port: int, load: Books) -> list[socket.socket]:
     """Make a stream on files; for every user a durable consumer of their subject, and a connection."""
-    found = [_nats(port, f"to.{n}") for n in range(len(load.topics))]
-    with _nats(port, "api") as sock:
-        _ask_jetstream(sock, f"STREAM.CREATE.{STREAM}", {"name": STREAM, "subjects": ["mail.*"], "storage": "file"})
+    found = [open_nats(port, f"to.{n}") for n in range(len(load.topics))]
+    with open_nats(port, "api") as sock:
+        ask_jetstream(sock, f"STREAM.CREATE.{STREAM}", {"name": STREAM, "subjects": ["mail.*"], "storage": "file"})
         for n, topic in enumerate(load.topics):
             config = {
                 "durable_name": f"u{n}", "deliver_subject": f"to.{n}", "filter_subject": topic, "ack_policy": "explicit",
                 "deliver_policy": "all", "max_ack_pending": PREFETCH,
             }  # fmt: skip
-            _ask_jetstream(sock, f"CONSUMER.DURABLE.CREATE.{STREAM}.u{n}", {"stream_name": STREAM, "config": config})
+            ask_jetstream(sock, f"CONSUMER.DURABLE.CREATE.{STREAM}.u{n}", {"stream_name": STREAM, "config": config})
     return found
 
 
 def _jetstream_sender(port: int, load: Books) -> socket.socket:
-    return _nats(port, CONFIRMS.decode())
+    return open_nats(port, CONFIRMS.decode())
 
 
 # --- AMQP 0-9-1

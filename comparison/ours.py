@@ -109,11 +109,12 @@ def kind_of(command: str) -> str:
 
 def options(kind: Kind, layout: str) -> list[str]:
     """Return the options of `pixiu up` for cases of a kind in a layout: at rest no counts, else one proxy, broker, router and
-    gateway, and for mail also a relay, a Xiu and a Pi, each with two replicas."""
+    gateway, for mail also a relay, a Xiu and a Pi, each with two replicas, and for topics an admin and a group of one replica."""
     words = list(LAYOUTS[layout]) if layout else []
     if kind == "idle":
         return words
-    counts = dict.fromkeys(ONCE, 1) | dict.fromkeys(("relays", "xius", "pis"), int(kind == "mail")) | {"topics": 0}
+    counts = dict.fromkeys(ONCE, 1) | dict.fromkeys(("relays", "xius", "pis"), int(kind == "mail"))
+    counts |= {"topics": 1, "topic-replicas": 1, "admins": 1} if kind == "topics" else {"topics": 0}
     return words + [f"--{name}={count}" for name, count in counts.items()]
 
 

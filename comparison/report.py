@@ -43,6 +43,10 @@ SYNCS: Final = {
     "rabbitmq-amqp": "in a file, synced",
     "rabbitmq-quorum": "in a log of one member, synced",
 }
+TOPICS_NOTE: Final = (
+    "topics: synced: confirmed when it is on the disk of one replica, but by jetstream and kafka without `-synced` when the server "
+    "has taken it, as in the other cases"
+)
 """Place of mail when it is confirmed, for each server as shipped."""
 
 
@@ -170,6 +174,7 @@ def notes(results: Results) -> list[str]:
     mail = dict.fromkeys(name for case, servers in results.items() if CASES[case].kind == "mail" for name in servers)
     syncs = [f"{name}: {SYNCS[name]}" for name in mail if name in SYNCS]
     idle = [IDLE_NOTE] if results.get("idle") else []
+    idle += [TOPICS_NOTE] if any(servers and CASES[case].kind == "topics" for case, servers in results.items()) else []
     return [*NOTES, *idle, *([f"where mail is when it is confirmed: {'; '.join(syncs)}"] if syncs else [])]
 
 

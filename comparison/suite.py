@@ -67,17 +67,8 @@ def look(target: Target, *load: int) -> Looked:
 
 def load_command(case: Case, target: Target, seconds: float) -> list[str]:
     """Return the command line of a load."""
-    if case.kind == "mail":
-        return [
-            sys.executable,
-            "-m",
-            "comparison.mail_load",
-            case.name,
-            str(target.port),
-            target.wire,
-            str(seconds),
-            target.proxies,
-        ]
+    if module := {"mail": "comparison.mail_load", "topics": "comparison.topics.load"}.get(case.kind):
+        return [sys.executable, "-m", module, case.name, str(target.port), target.wire, str(seconds), target.proxies]
     return [sys.executable, "-m", "comparison.load", case.name, str(target.port), target.wire, target.topic, str(seconds)]
 
 
@@ -144,8 +135,9 @@ async def run_one(
     """Run all cases of a server once, in one start of it but for those in `ALONE`."""
     switches = dict(builds())
     able = [case for case in cases if name in switches or (can := PEERS[name].cases) is None or case.name in can]
-    together = [case for case in able if case.kind not in ALONE]
-    for part in (*([case] for case in able if case.kind in ALONE), *([together] if together else [])):
+    together = [case for case in able if case.kind not in {*ALONE, "topics"}]
+    topics = [case for case in able if case.kind == "topics"]
+    for part in (*([case] for case in able if case.kind in ALONE), *(some for some in (together, topics) if some)):
         starting = ours(name, switches[name], part[0].kind, layout) if name in switches else theirs(PEERS[name])
         async with starting as target:
             for case in part:

@@ -42,6 +42,7 @@ def test_work_has_one_of_each_and_mail_has_its_roles() -> None:
     assert {"--proxies=1", "--broker-replicas=1", "--relays=0", "--xius=0", "--pis=0"} < set(options("messages", ""))
     assert options("messages", "") == options("connections", "")
     assert {"--proxies=1", "--relays=1", "--xius=1", "--pis=1"} < set(options("mail", ""))
+    assert {"--topics=1", "--topic-replicas=1", "--admins=1", "--relays=0"} < set(options("topics", ""))
     assert not [word for word in options("mail", "") if word.startswith(("--xiu-replicas", "--pi-replicas"))]
 
 

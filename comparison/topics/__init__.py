@@ -1,0 +1,1 @@
+"""Durable topics beside other logs: the load, and the protocols that it speaks."""
