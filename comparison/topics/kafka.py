@@ -104,10 +104,10 @@ class Kafka:
         end = time.monotonic() + READY_LIMIT_S
         while self._case.act == "take" and struct.unpack_from(">h", self._ask(FIND_COORDINATOR, text(GROUP)))[0]:
             self._not_after(end)
-        self._send_batch(self._topics[-1:], 1)
+        self._send_batch(self._topics, 1)
         while self._drain():
             self._not_after(end)
-            self._send_batch(self._topics[-1:], 1)
+            self._send_batch(self._topics, 1)
         self._offset = 1 if len(self._topics) == 1 else 0
 
     async def write(self, messages: int, block: int) -> None:

@@ -5,6 +5,7 @@ Source: docs/performance.md, "Durable topics beside others"; docs/sdk.md, "Durab
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -49,9 +50,9 @@ class Ours:
             for writer in self._writers:
                 for _ in range(number):
                     await writer.send(body, level=level)
-                await writer.flush()
-        for writer in self._writers:
-            await writer.wait_finished()
+                if messages:  # else the block leaves when all is waited for
+                    await writer.flush()
+        await asyncio.gather(*(writer.wait_finished() for writer in self._writers))
 
     async def take(self) -> int:
         """Take some messages, and acknowledge them if the case does."""
