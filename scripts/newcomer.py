@@ -109,6 +109,10 @@ PLAYED: Final[dict[str, Play]] = {
     f"{PX} presence 7 8": Play(shows=("(?m)^7: .*1 device", "(?m)^8: offline")),
     f'{PX} send --mail --user 7 "kept for you"': Play(shows=("replicated",)),
     f"{PX} inbox list 7": Play(shows=("kept for you",)),
+    f"{PX} topic create orders --parts 2": Play(shows=("orders: 2 parts",)),
+    f"{PX} topic write orders --count 10": Play(shows=("stored: 10 messages",)),
+    f"{PX} topic read orders": Play(shows=(r"(?m)^[12]:0\t",)),
+    f"{PX} topic split orders 1": Play(shows=("orders: ",)),
     f"{PX} probe": Play(shows=("total .*ms", "all .*paths work")),
     f"{PX} double broker --dry-run": Play(shows=("broker: .* partitions",)),
     f"{PX} pipeline audit": Play(
@@ -117,7 +121,7 @@ PLAYED: Final[dict[str, Play]] = {
     f"{PX} replay FILE.jsonl.gz --speed 1000": Play(shows=(*REPORT, "every promise was kept")),
     f"{PX} up": Play(last=True, stays=True, shows=("are Running",), elsewhere="tests/onebox/test_up_e2e.py"),
     "pip install ./pixiu": Play(outside=True, shows=("Successfully installed .*pixiu-sdk",), elsewhere="tests/e2e/test_wheels.py"),
-    "import asyncio": Play(shows=(r"b'(hello|and more|go)'", "b'kept for you'")),
+    "import asyncio": Play(shows=(r"b'(hello|and more|go)'", "b'kept for you'", r"(?m)^b'.*' b'.*'$")),
     # To its last mail: Ctrl-C while mails come may hang the stock client, whose signal handler takes a lock that it may hold.
     "mosquitto_sub -c -i phone:mine -u 7 -q 1 -t user/7": Play(stays=True, later=("kept for you", "(?m)^999$")),
 }
