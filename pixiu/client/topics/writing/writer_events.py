@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import takewhile
+from itertools import chain, islice, takewhile
 from typing import NamedTuple
 
 from pixiu.client.send.events import Failure
@@ -143,9 +143,9 @@ class PartStream:
 
     def unsent(self, number: int) -> bool:
         """True if one of the messages up to a number has not left for a leader."""
-        return any(
-            not ticket.attempts and not ticket.resolved for ticket in takewhile(lambda each: each.message_id <= number, self.queue)
-        )
+        held = (ticket for block in islice(self.blocks, self.sent, None) for ticket in block.tickets)
+        left = takewhile(lambda each: each.message_id <= number, chain(held, self.queue))
+        return any(not ticket.attempts and not ticket.resolved for ticket in left)
 
 
 class GroupStream:

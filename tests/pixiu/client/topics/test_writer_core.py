@@ -261,3 +261,15 @@ def test_progress_of_parents_that_are_gone_is_the_least_of_theirs() -> None:
     inherited = {1: 500, 2: 300}
     assert Resumed(left, {3: Stored(0, 500, inherited)}).progress == 300
     assert Resumed(left, {3: Stored(2, 350, inherited)}).progress == 350
+
+
+def test_a_block_that_waits_for_the_window_has_not_left() -> None:
+    core = WriterCore(OPTIONS, Cluster(1, 1).topic(), 1, lambda: 0.5)
+    stream = opened(core)
+    core.opened(stream, 1, 0.0)
+    core.offer(ticket(0, b"first"), 0.0)
+    assert core.next_request(stream, 0.0) is not None
+    core.offer(ticket(0, b"second"), 0.0)
+    number = core.flush()
+    assert core.next_request(stream, 1.0) is None
+    assert not core.sent(number)
