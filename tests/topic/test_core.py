@@ -586,3 +586,22 @@ def test_a_channel_says_why_its_messages_wait() -> None:
     leader.step(ev.Credited(9, 2))
     assert leader.core.describe(CHANNEL)[0].with_members == 2
     assert leader.core.describe(99) == []
+
+
+def test_what_the_log_refuses_to_put_off_is_put_off_after_a_pause() -> None:
+    """While the disk is full every settlement is refused at once."""
+    leader = Leader()
+    leader.log.channel()
+    leader.lead()
+    leader.step(joined(credit=1))
+    leader.write(1)
+    leader.commit()
+    leader.now = 1_000.0
+    leader.step(TICK)
+    (proposal,) = leader.proposed
+    leader.proposed.clear()
+    leader.step(Refused(proposal.token, Refusal.of(Overloaded("later"))))
+    assert leader.core.next_deadline() > leader.now
+    leader.now = leader.core.next_deadline()
+    leader.step(TICK)
+    assert len(leader.proposed) == 1

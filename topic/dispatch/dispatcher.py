@@ -34,6 +34,8 @@ BATCH: Final = 256
 SKIPPED_ENOUGH: Final = 4096
 SKIPPED_S: Final = 1.0
 """Messages that are not wanted are acknowledged by one entry when there are so many, or after so many seconds."""
+REFUSED_AGAIN_S: Final = 0.25
+"""Pause before messages are settled again whose settlement the log did not take, as while the disk is full."""
 MAX_SHOWN: Final = 1000
 """Members that a description has. Policy: those that are here longest."""
 SKIPPED_RANGES: Final = 1024
@@ -289,8 +291,9 @@ class Dispatcher:
             for low, high in settlement.acknowledged:
                 queue.ready.skipped.add(low, high, now)
         for member, flight in pending.taken:
-            # What a member had that is gone is overdue at once.
-            queue.flights.refused(member, flight, now if self.members.get(member) is None else max(flight.until, now))
+            # What is overdue, as all is of a member that is gone, is settled after a pause: it would be refused at once again.
+            least = now + REFUSED_AGAIN_S
+            queue.flights.refused(member, flight, least if self.members.get(member) is None else max(flight.until, least))
             self.members.freed(member, flight.low - flight.high)
         self._remind(settlement.part, queue)
 
