@@ -14,15 +14,18 @@ import os
 import random
 import signal
 import time
-from collections import deque
+from collections import defaultdict, deque
+from pathlib import Path
 from typing import Any
 
 import pixiu
-from tests.history.topics import ACKNOWLEDGED, CONFIRMED, GIVEN, REPORTED, VOID, Note
+from tests.history.topics import ACKNOWLEDGED, CONFIRMED, GIVEN, REPORTED, SENT, VOID, Note, parse
 
 SWEEP_S = 0.005
 """Interval at which receipts are looked at."""
 BODY = 100
+AGAIN = 100
+"""Messages that are sent in one go by a writer that makes up for what is missing."""
 RETRY_S = 0.5
 NACKED = 0.005
 """Share of messages that a member gives back."""
@@ -47,6 +50,12 @@ class Worker:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
+        file = Path(arguments.file)
+        self._sent: dict[int, int] = defaultdict(int)
+        """Writer → number of the last message that it has sent, also before it was killed."""
+        for note in parse(file.read_text()) if file.exists() else ():
+            if note.kind == SENT:
+                self._sent[note.writer] = note.number
         self._file = os.open(arguments.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.ending = asyncio.Event()
 
@@ -68,8 +77,10 @@ class Worker:
         keys, pace = self.arguments.keys, self.arguments.pace
         waiting: list[deque[tuple[int, Any]]] = [deque() for _ in range(keys)]
         number, began, sent = sends.progress, time.monotonic(), 0
-        while not self.ending.is_set() or any(waiting):
+        while not self.ending.is_set() or any(waiting) or number < self._sent[writer]:
             due = int((time.monotonic() - began) * pace) if not self.ending.is_set() else sent
+            if number < self._sent[writer]:  # it makes up for what was under way when it ended
+                began, sent, due = time.monotonic(), 0, min(AGAIN, self._sent[writer] - number)
             if due - sent > pace:  # it was stopped or held: it does not make up for all of it
                 began, sent, due = time.monotonic(), 0, 1
             for _ in range(due - sent):
@@ -77,6 +88,9 @@ class Worker:
                 key = key_of(number, keys)
                 at = time.monotonic_ns()
                 body = (b"%d %d %d %d" % (writer, number, key, at)).ljust(BODY)
+                if number > self._sent[writer]:
+                    self._sent[writer] = number
+                    self.note(SENT, "", "", (0, -1), writer, number)
                 slot = slot_of(writer, key, keys)
                 waiting[key].append((number, await sends.send(body, slot=slot, progress=number)))
             for found in waiting:

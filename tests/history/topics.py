@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-CONFIRMED, GIVEN, REPORTED, ACKNOWLEDGED, VOID = "c", "g", "r", "a", "v"
+SENT, CONFIRMED, GIVEN, REPORTED, ACKNOWLEDGED, VOID = "s", "c", "g", "r", "a", "v"
 MAX_TOLD = 20
 """Violations that are named of each kind."""
 
@@ -97,7 +97,7 @@ def judge(
     by_message = {(each.writer, each.number): each for each in stored}
     for note in ordered:
         if note.kind == CONFIRMED:
-            found.counts["confirmed"] += 1
+            found.counts["confirmed"] += 1  # once more by a writer that begins again before it
             there = by_message.get((note.writer, note.number))
             if there is None:
                 found.violation("confirmed and not stored", note)
