@@ -72,6 +72,7 @@ STALL_S: Final = 15.0
 REFRESH_S: Final = 0.2
 """Interval at which the topic's description is asked for while something waits for it."""
 RESEND: Final = "a named writer that opens again knows what is stored"
+ANOTHER: Final = "another process writes under this writer's name; end it, open the writer again, and go on after its `progress`"
 FINAL: Final = frozenset(
     kind.code for kind in (NotAllowed, InvalidArgument, RecordTooLarge, MalformedData, DiskFull, NotAuthenticated)
 )
@@ -411,20 +412,18 @@ class WriterCore:
             self._stored_block(stream, block, result.base, woken)
             return []
         if verdict is Verdict.REPEATED:
-            # Never sent before: what has its position is of an earlier process of this writer, whose last block came late.
-            self._renumber(stream, result.position)
-            return []
+            return self._renumber(stream, result.position)  # never sent before: another process of this writer used its position
         if verdict is Verdict.HOLE:
             self.counters.holes += 1
             if result.position < stream.safe:  # it led before, and knows less than what was confirmed
                 self._last_reason = "a replica that no longer leads answered"
                 return self._leave(group, now)
-            self._catch_up(stream, result.position, woken)
-            return []
+            return self._catch_up(stream, result.position, woken)
         gone = verdict is Verdict.NOT_HERE and stream.part not in self.topic.lineage.parts
         if verdict is Verdict.SEALED or gone:
-            if not gone:
-                self._catch_up(stream, max(result.position, stream.confirmed), woken)
+            ended = [] if gone else self._catch_up(stream, max(result.position, stream.confirmed), woken)
+            if self.failed is not None:
+                return ended
             self._unsend(stream, 0)
             stream.dissolve()
             stream.ended = True
@@ -485,7 +484,7 @@ class WriterCore:
                 stream.touched = self._barrier_moved = True
                 self._touched.add(stream.part)
 
-    def _catch_up(self, stream: PartStream, position: int, woken: list[TopicTicket]) -> None:
+    def _catch_up(self, stream: PartStream, position: int, woken: list[TopicTicket]) -> list[Effect]:
         """A leader has a writer's messages up to a position, and what it got does not follow: go on after it."""
         self._unsend(stream, 0)
         for block in stream.blocks:
@@ -493,15 +492,17 @@ class WriterCore:
                 break
             self._stored_block(stream, block, -1, woken, advance=False)
         self._advance(stream)
-        if stream.confirmed != position:
-            # Another process of this writer was there, or what was confirmed at a lower level is lost.
-            self._renumber(stream, position)
+        return self._renumber(stream, position) if stream.confirmed != position else []
 
-    def _renumber(self, stream: PartStream, position: int) -> None:
-        """Give everything that is not confirmed other positions, after one that the leader has."""
+    def _renumber(self, stream: PartStream, position: int) -> list[Effect]:
+        """Give everything that is not confirmed other positions: what was confirmed at a lower level is lost. A named writer ends
+        where the leader has more: another process stored that, perhaps the same rows."""
         self._unsend(stream, 0)
+        if self.resumed is not None and position > stream.confirmed:
+            return self.fail(Failure(InvalidArgument.code, ANOTHER))
         stream.dissolve()
         stream.confirmed, stream.doubtful = position, True
+        return []
 
     def _unsend(self, stream: PartStream, first: int) -> None:
         """Blocks from this one on are not under way any more; late answers to them are passed over."""

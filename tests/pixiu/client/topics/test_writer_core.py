@@ -120,6 +120,27 @@ def test_a_named_writer_that_restarts_stores_nothing_twice(seed: int) -> None:
         assert cluster.in_order(slot) == [b"%d" % number for number, each in rows.items() if each == slot]
 
 
+def test_a_named_writer_ends_when_another_process_uses_its_name() -> None:
+    """Both would store the same rows: the one that finds the other's messages says so, and takes nothing more."""
+    cluster, rng = Cluster(1, 1), random.Random(1)
+    first, second = (WriterCore(OPTIONS, cluster.topic(), 9, rng.random, {}) for _ in range(2))
+    for core in (first, second):
+        network = Network(cluster, core, rng)
+        network.faults = False
+        for number in range(1, 20):
+            if core.failed is None:
+                network.apply(core.offer(ticket(0, b"%d" % number, number), network.now))
+        for _ in range(200):
+            network.turn()
+        assert not core.unresolved
+    assert first.failed is None
+    assert second.failed is not None
+    assert "another process" in second.failed.text
+    assert cluster.in_order(0) == [b"%d" % number for number in range(1, 20)]
+    with pytest.raises(InvalidArgument, match="another process"):
+        second.offer(ticket(0, b"later", 50), 0.0)
+
+
 def opened(core: WriterCore, level: Level = Level.REPLICATED) -> int:
     """Offer a message, and open the stream that it asks for."""
     first = ticket(0, b"first")
