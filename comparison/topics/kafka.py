@@ -20,7 +20,8 @@ PRODUCE, FETCH, OFFSET_COMMIT, FIND_COORDINATOR, CREATE_TOPICS = (0, 3), (1, 4),
 HEAD: Final = struct.Struct(">qiibIhiqqqhii")
 """A batch up to its records."""
 BATCH_OVERHEAD: Final = 12
-CRC_FROM: Final = 21
+CRC_AT: Final = 17
+CRC_FROM: Final = CRC_AT + 4
 POLYNOMIAL: Final = 0x82F63B78
 FETCH_BYTES: Final = 1 << 20
 GROUP: Final = "bench"
@@ -71,7 +72,7 @@ def batch(messages: int, size: int) -> bytes:
         records += varint(len(record)) + record
     head = HEAD.pack(0, HEAD.size - BATCH_OVERHEAD + len(records), 0, 2, 0, 0, messages - 1, 0, 0, -1, -1, -1, messages)
     tail = head[CRC_FROM:] + records
-    return head[: CRC_FROM - 4] + struct.pack(">I", crc32c(tail)) + tail
+    return head[:CRC_AT] + struct.pack(">I", crc32c(tail)) + tail
 
 
 def messages_in(data: bytes) -> tuple[int, int]:

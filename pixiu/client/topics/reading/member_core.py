@@ -261,9 +261,7 @@ class MemberCore:
         self._finished |= parts
         known = self.topic.lineage.parts
         if any(part in known and not known[part].sealed for part in parts):
-            return [
-                AskTopic(newer=True)
-            ]  # the parts that follow them may be in the same group: they are not known yet
+            return [AskTopic(newer=True)]  # the parts that follow them may be in the same group: they are not known yet
         return [*self.set_topic(self.topic, now), AskTopic()]
 
     # --- messages
