@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NO_BENCHMARKS = {"attack_load", "attack_requests", "growth", "peers", "stores"}
+NO_BENCHMARKS = {"attack_load", "attack_requests", "growth", "peers", "stores", "topic_scale", "topic_worker"}
 """Parts of other benchmarks, and the long run of `make grow`."""
 
 

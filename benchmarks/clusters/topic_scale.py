@@ -21,7 +21,7 @@ SHAPE = [f"--{name}=1" for name in ("brokers", "broker-replicas", "routers", "ro
 SHAPE += ["--relays=0", "--topics=1", "--admins=1"]
 WAIT_S = 600.0
 IDLE_S = 15.0
-AT_ONCE = 20
+AT_ONCE = 4
 """Channels that are made at a time."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
