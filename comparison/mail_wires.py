@@ -250,7 +250,7 @@ def _line(sock: socket.socket) -> bytes:
 
 
 def ask_jetstream(sock: socket.socket, api: str, request: object) -> None:
-    """Ask JetStream's API for something, and take the answer."""
+    """Ask JetStream's API, and wait for its answer. Raises ConnectionError for a refusal."""
     data = json.dumps(request).encode()
     sock.sendall(b"PUB $JS.API.%s api %d\r\n%s\r\n" % (api.encode(), len(data), data))
     answer = exactly(sock, int(_line(sock).split(b" ")[-1]) + 2)
