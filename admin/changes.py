@@ -53,7 +53,7 @@ def created(name: str, node: TopicNode | None, change: ev.CreateTopic, cluster: 
             )
         if change.if_missing:
             return node
-        raise TopicExists(f"there is a topic {name} already")
+        raise TopicExists(f"there is a topic {name} already; `--if-missing` (if_missing=True) takes it as it is")
     if cluster.topics >= tp.MAX_TOPICS:
         raise LimitError(f"this cluster has {tp.MAX_TOPICS:,} topics, the most there may be, those in the bin included")
     groups = [] if change.parts else cluster.places.each()

@@ -62,9 +62,12 @@ async def produce(px: pixiu.Client, topic: pixiu.DurableTopic) -> None:
 
 
 async def main(name: str) -> None:
-    """Make the topic anew, produce and consume."""
+    """Make the topic, produce and consume."""
     async with pixiu.connect(TARGET, client="ledger") as px:
-        await px.topics.create(name, parts=1)
+        try:
+            await px.topics.create(name, parts=1)
+        except pixiu.TopicExists as error:
+            sys.exit(f"{error}: give another name, `python examples/change_events.py ledger`")
         topic, balances = px.durable_topic(name), Balances()
         await asyncio.gather(produce(px, topic), consume(topic, balances), consume(topic, balances))
         parts = (await topic.describe()).parts

@@ -5,8 +5,7 @@ python examples/nightly_load.py readings.csv    # loads the lines of a file into
 python examples/nightly_load.py readings.csv    # loads what was added to the file since
 
 The topic keeps for the writer "nightly" up to which line it has come. So a run that is killed in the middle is simply started
-again:
-nothing is stored twice, and nothing is left out.
+again: nothing is stored twice, and nothing is left out.
 """
 
 from __future__ import annotations
@@ -36,6 +35,6 @@ def load(file: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit("usage: nightly_load.py FILE [TOPIC]")
+    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
+        sys.exit("usage: nightly_load.py FILE [TOPIC], with a file of lines such as `seven,21.5`")
     load(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "readings")

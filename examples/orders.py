@@ -1,7 +1,7 @@
 """Orders in a durable topic, billed by a pool of workers and counted by another program that reads the same topic.
 
 pixiu up                            # in another terminal
-python examples/orders.py           # topic "orders"
+python examples/orders.py           # topic "shop"
 python examples/orders.py shop-2    # or another one
 
 Start it twice at the same time: both runs share the work of the channel "billing".
@@ -66,4 +66,4 @@ async def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "orders"))
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "shop"))

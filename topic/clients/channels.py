@@ -57,7 +57,9 @@ class Channels:
         if request.channel:
             channels = [each for each in channels if each.name == request.channel]
             if not channels:
-                raise NotServed(f"the topic {topic.name} has no channel {request.channel[:128]!r}")
+                raise NotServed(
+                    f"{topic.name} has no channel {request.channel[:128]!r}; `pixiu topic channels {topic.name}` lists them"
+                )
         ask = request.WhichOneof("ask")
         if ask in (None, "state"):
             return await self._state(channels, parts)

@@ -69,13 +69,13 @@ def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
     key, slot, progress = options.get("key"), options.get("slot"), options.get("progress", 0)
     if isinstance(key, str):
         key = key.encode()
+    if not isinstance(key, bytes | None):
+        raise InvalidArgument(f"a key is bytes or text, not {type(key).__name__}; str(key) makes a text")
     if slot is not None and not is_within(slot, 0, SLOTS - 1):
         raise InvalidArgument(f"a slot is from 0 to {SLOTS - 1}, not {slot!r}")
     if not is_within(progress, 0, MAX_PROGRESS):
         raise InvalidArgument(f"progress is from 1 to 2^64-1, or 0 for none, not {progress!r}")
-    headers = [
-        (name, value.encode() if isinstance(value, str) else bytes(value)) for name, value in (options.get("headers") or {}).items()
-    ]
+    headers = headers_of(options.get("headers") or {})
     message = Message(
         bytes(body), slot or 0, key, headers, micros_of(options.get("event_time")), None, None, options.get("tag"),
         options.get("load_test", False),
@@ -87,6 +87,23 @@ def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
             "send a reference to the content instead"
         )
     return found
+
+
+def headers_of(headers: Mapping[str, str | bytes]) -> list[tuple[str, bytes]]:
+    """Headers as bytes. Raises `InvalidArgument`."""
+    if not isinstance(headers, Mapping):
+        raise InvalidArgument(f"headers are a dict of texts, not {type(headers).__name__}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str | bytes):
+            raise InvalidArgument(f"the header {name!r}: a name is text, a value text or bytes, not {type(value).__name__}")
+    return [(name, value.encode() if isinstance(value, str) else value) for name, value in headers.items()]
+
+
+def check_count(number: int, what: str, most: int = (1 << 32) - 1, *, least: int = 0) -> int:
+    """Check a number of a request. Raises `InvalidArgument`."""
+    if not is_within(number, least, most):
+        raise InvalidArgument(f"{what} is a number from {least} to {most}, not {number!r}")
+    return number
 
 
 def micros_of(when: datetime | int | None) -> int | None:

@@ -17,7 +17,7 @@ from typing import Final, Literal, Unpack
 
 from pixiu.client.send.early import EarlySends
 from pixiu.client.timeouts import within
-from pixiu.client.topics.drafts import TopicSendOptions, check_name, draft
+from pixiu.client.topics.drafts import TopicSendOptions, check_count, check_name, draft
 from pixiu.client.topics.reading.member import ChannelMember, Joining
 from pixiu.client.topics.reading.reader import Start, TopicGap, TopicReader
 from pixiu.client.topics.surroundings import TopicContext
@@ -211,8 +211,7 @@ class DurableTopic:
             timeout_s: time for which a member may keep a message; 0: the cluster's default.
         """
         check_name(channel, "channel")
-        if not 1 <= credit <= MAX_CREDIT:
-            raise InvalidArgument(f"credit is from 1 to {MAX_CREDIT}, not {credit!r}")
+        check_count(credit, "credit", MAX_CREDIT, least=1)
         text = filter_of(filter)
 
         async def prepare() -> int:

@@ -16,19 +16,23 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import ceil
 from typing import Any, Final, Literal, NamedTuple
 
 from pixiu.client.topics.described import topic_map
-from pixiu.client.topics.drafts import check_name, micros_of
+from pixiu.client.topics.drafts import check_count, check_name, micros_of
 from pixiu.client.topics.reading.received import Origin, TopicMessage, spans
 from pixiu.client.topics.surroundings import TopicContext, ask_leader
 from pixiu.client.topics.topic_map import ChannelInfo, TopicMap
 from pixiu.errors import InvalidArgument
-from pixiu.placement.slots import Part
+from pixiu.placement.slots import SLOTS, Part
+from pixiu.wire.block import MAX_OFFSET
 from pixiu.wire.v1 import topic_pb2
 
 PAGE: Final = 1_000
 MAX_FILTER_BYTES: Final = 4_096
+MAX_TIMEOUT_S: Final = 4e6
+"""Longest time-out of a channel that a request can name, seconds; the cluster allows less."""
 Filter = str | Mapping[str, Any] | Sequence[Any]
 """A filter: JSON, or what is encoded to it."""
 
@@ -140,10 +144,10 @@ class Topics:
             retention_bytes: size of a part above which its oldest messages may be dropped; 0: no limit.
             messages_per_s, bytes_per_s: what the topic takes, from all writers together; each part has the share of it that it has
                 of the slots. Writers wait for it. 0: no limit.
-            if_missing: return a topic that is there, instead of raising `InvalidArgument`.
+            if_missing: return a topic that is there, instead of raising `TopicExists`.
         """
         settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s)
-        create = topic_pb2.CreateTopic(parts=parts, settings=settings, if_missing=if_missing)
+        create = topic_pb2.CreateTopic(parts=check_count(parts, "parts"), settings=settings, if_missing=if_missing)
         return await self._change(topic_pb2.TopicChange(name=check_name(name), create=create))
 
     async def describe(self, name: str) -> TopicInfo:
@@ -196,7 +200,11 @@ class Topics:
             bounds: first slots of the new parts after the first one; none: one new part.
             groups: of the new parts; none: chosen by load.
         """
-        resize = topic_pb2.ResizeTopic(parts=parts, bounds=bounds, groups=groups)
+        resize = topic_pb2.ResizeTopic(
+            parts=[check_count(each, "a part") for each in parts],
+            bounds=[check_count(each, "a first slot", SLOTS - 1) for each in bounds],
+            groups=[check_count(each, "a group") for each in groups],
+        )
         return await self._change(topic_pb2.TopicChange(name=check_name(name), resize=resize))
 
     async def set_channel(
@@ -219,9 +227,11 @@ class Topics:
             timeout_s: time for which a member may keep a message; 0: the cluster's default.
             filter: which messages the channel gets; empty: all.
         """
+        if not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= MAX_TIMEOUT_S:
+            raise InvalidArgument(f"timeout_s is from 0 (the default) to {MAX_TIMEOUT_S:g} seconds, not {timeout_s!r}")
         wanted = topic_pb2.TopicChannel(
-            name=check_name(channel, "channel"), ordered=ordered, from_end=from_end, max_attempts=max_attempts,
-            timeout_ms=int(timeout_s * 1000), filter=filter_of(filter),
+            name=check_name(channel, "channel"), ordered=ordered, from_end=from_end,
+            max_attempts=check_count(max_attempts, "max_attempts"), timeout_ms=ceil(timeout_s * 1000), filter=filter_of(filter),
         )  # fmt: skip
         return await self._change(topic_pb2.TopicChange(name=check_name(name), set_channel=wanted))
 
@@ -241,7 +251,9 @@ class Topics:
 
     async def dead_letters(self, name: str, channel: str, *, limit: int = 100) -> Sequence[DeadMessage]:
         """Messages of a channel whose attempts are used up, at most `limit` of each group."""
-        request = topic_pb2.ChannelRequest(topic=name, channel=channel, dead=topic_pb2.DeadLettersRequest(limit=limit))
+        request = topic_pb2.ChannelRequest(
+            topic=name, channel=channel, dead=topic_pb2.DeadLettersRequest(limit=check_count(limit, "limit"))
+        )
         return sorted(
             (_dead(name, each) for reply in await self._ask(name, request) for each in reply.dead), key=lambda dead: dead[:2]
         )
@@ -275,7 +287,9 @@ class Topics:
         """
         seeks: Sequence[tuple[Sequence[int], topic_pb2.SeekChannel]] = []
         if isinstance(to, Mapping):
-            seeks = [([part], topic_pb2.SeekChannel(offset=offset, force=force)) for part, offset in to.items()]
+            for part, offset in to.items():
+                wanted = topic_pb2.SeekChannel(offset=check_count(offset, "an offset", MAX_OFFSET), force=force)
+                seeks = [*seeks, ([check_count(part, "a part")], wanted)]
         elif to == "start":
             seeks = [([], topic_pb2.SeekChannel(start=True, force=force))]
         elif to == "end":

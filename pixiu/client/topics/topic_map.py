@@ -54,6 +54,11 @@ class TopicMap:
         """True if the other topic is gone: this one was deleted, or has only the same name."""
         return self.id != other.id or self.deleted_at_ms > 0
 
+    def gone_text(self) -> str:
+        """What to tell those who used the topic that this one replaces."""
+        back = f"; `pixiu topic restore {self.name}` brings it back within a day" if self.deleted_at_ms else ""
+        return f"the topic {self.name} was deleted{back}"
+
     def group_of(self, part: int) -> int:
         """The group that holds a part; -1: the topic has no such part."""
         found = self.lineage.parts.get(part)

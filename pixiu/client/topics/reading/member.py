@@ -364,7 +364,7 @@ class ChannelMember:
 
     def _on_topic(self, topic: TopicMap) -> None:
         if self._open and not self._closed and topic.replaces(self.core.topic):
-            self._fail(UnknownTopic(f"the topic {topic.name} was deleted"))
+            self._fail(UnknownTopic(topic.gone_text()))
         elif self._open and not self._closed:
             self._apply(self.core.set_topic(topic, self._loop.time()))
 

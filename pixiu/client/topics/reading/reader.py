@@ -243,7 +243,7 @@ class TopicReader:
 
     def _on_topic(self, topic: TopicMap) -> None:
         if self._core is not None and not self._closed and topic.replaces(self._core.topic):
-            self._fail(UnknownTopic(f"the topic {topic.name} was deleted"))
+            self._fail(UnknownTopic(topic.gone_text()))
         elif self._core is not None and not self._closed:
             self._core.set_topic(topic)
             self._begin()

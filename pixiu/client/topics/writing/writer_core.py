@@ -518,7 +518,7 @@ class WriterCore:
     def set_topic(self, topic: TopicMap, now: float) -> list[Effect]:
         """Take a newer description of the topic."""
         if topic.replaces(self.topic):
-            return self.fail(Failure(UnknownTopic.code, f"the topic {topic.name} was deleted"))
+            return self.fail(Failure(UnknownTopic.code, topic.gone_text()))
         if topic.version < self.topic.version:
             return []
         self.topic = topic
