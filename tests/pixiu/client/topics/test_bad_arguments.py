@@ -51,6 +51,6 @@ async def test_arguments_of_changes(call: Callable[[Any], Any], text: str) -> No
 
 
 def test_who_uses_a_topic_that_goes_into_the_bin_is_told_how_it_comes_back() -> None:
-    there = TopicMap("orders", 1, 2, Lineage([Part(1, 0, SLOTS)]))
+    there = TopicMap("orders", 1, 2, Lineage([Part(1, 0, SLOTS, 0)]))
     assert "`pixiu topic restore orders`" in TopicMap("orders", 1, 3, there.lineage, deleted_at_ms=5).gone_text()
     assert "restore" not in TopicMap("orders", 2, 3, there.lineage).gone_text()
