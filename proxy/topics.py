@@ -101,6 +101,7 @@ class Cache:
             last = found.last if found is not None else []
             self._reads.pop(key, None)
             found = self._reads[key] = _Read(now, asyncio.ensure_future(read()), last)
+            found.task.add_done_callback(_failed)  # looks at its error, also when all who asked have gone
         try:
             result: Found = await asyncio.shield(found.task)
         except RegistryUnavailable:

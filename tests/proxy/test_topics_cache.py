@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from functools import partial
 
 import pytest
@@ -46,6 +47,27 @@ async def test_the_last_result_stays_while_the_registry_is_away() -> None:
     for _ in range(3):
         cache.forget("orders")
         assert await cache.get("orders", read) == "found"
+
+
+async def test_a_read_that_fails_after_its_callers_have_gone_is_no_error_of_the_loop() -> None:
+    cache, reported, away = Cache(), list[object](), asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+    async def read() -> str:
+        await away.wait()
+        raise RegistryUnavailable("away")
+
+    caller = asyncio.ensure_future(cache.get("orders", read))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    away.set()
+    for _ in range(4):
+        await asyncio.sleep(0)
+    del cache, caller
+    gc.collect()
+    assert not reported
 
 
 async def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
