@@ -55,7 +55,7 @@ class TopicMap:
         return self.id != other.id or self.deleted_at_ms > 0
 
     def gone_text(self) -> str:
-        """What to tell those who used the topic that this one replaces."""
+        """A text for those who used the topic that this one replaces."""
         back = f"; `pixiu topic restore {self.name}` brings it back within a day" if self.deleted_at_ms else ""
         return f"the topic {self.name} was deleted{back}"
 
