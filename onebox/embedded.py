@@ -45,7 +45,7 @@ MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 JVM_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
-    "-Xmx64m",
+    "-Xmx768m",  # a limit: it keeps the last 500 changes in memory, twice, and allows no fewer; a topic's node has up to 512 KiB
     "-Djute.maxbuffer=1048576",  # limit of one request; the largest node has 512 KiB
     "-Dzookeeper.admin.enableServer=false",
     "-Dzookeeper.4lw.commands.whitelist=srvr,ruok,mntr",

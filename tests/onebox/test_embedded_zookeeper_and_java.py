@@ -226,3 +226,14 @@ def test_in_the_foreground_the_end_of_the_server_is_told(tmp_path: Path) -> None
     finally:
         process.kill()
         process.communicate()
+
+
+def test_many_changes_of_a_node_as_large_as_a_topics_may_be_do_not_end_it(tmp_path: Path) -> None:
+    with EmbeddedZooKeeper(tmp_path / "zookeeper") as server:
+        client = KazooClient(server.address)
+        client.start(30)
+        client.create("/topic", b"")
+        for _ in range(600):  # more than it keeps in memory
+            client.set("/topic", bytes(512 << 10))
+        client.stop()
+        client.close()
