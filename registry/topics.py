@@ -75,9 +75,10 @@ class AdminLease:
         await self._restorer.stop()
         self._zookeeper.remove_listener(self._on_session)
         if self.epoch:
+            own: list[Operation] = [self.check(), Delete(paths.admin_lease(self._root))]  # whoever takes it raises the epoch
             self._deposed()
             with suppress(RemoteError):
-                await self._zookeeper.delete(paths.admin_lease(self._root))
+                await self._zookeeper.transaction(own)
 
     def check(self) -> Check:
         """Make the operation that fails a transaction when this process no longer leads. Raises `NotLeader`."""

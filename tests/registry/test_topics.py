@@ -8,7 +8,7 @@ import pytest
 
 from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery import paths
-from pixiu.discovery.operations import RegistryConflict
+from pixiu.discovery.operations import Create, Delete, RegistryConflict, Set
 from pixiu.discovery.topics import (
     MAX_TOPIC_BYTES,
     Numbers,
@@ -51,6 +51,16 @@ async def test_one_leads_and_another_takes_over(zookeeper: ZooKeeper, root: str)
     assert first.epochs == [1, 0]
     await until(lambda: second.lease.epoch == 2)
     await second.lease.stop()
+
+
+async def test_an_admin_that_stops_leaves_the_lease_of_another_one(zookeeper: ZooKeeper, root: str) -> None:
+    first, lease = Admin(zookeeper, root, "a"), paths.admin_lease(root)
+    await until(lambda: first.lease.epoch == 1)
+    others = b'{"holder":"b","address":"b:1","epoch":2}'
+    raised = Set(paths.admin_epoch(root), b'{"epoch":2}', -1)
+    await zookeeper.transaction([Delete(lease), raised, Create(lease, others)])
+    await first.lease.stop()
+    assert (await zookeeper.get(lease))[0] == others
 
 
 async def test_a_deposed_admin_writes_nothing(zookeeper: ZooKeeper, root: str) -> None:
