@@ -5,6 +5,7 @@ Source: docs/topics.md, docs/security.md.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, TypeVar
 
@@ -14,7 +15,8 @@ from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.access.logins import enter
 from cluster.access.rules import CHANNEL, CONSUME, PRODUCE
 from cluster.trust.audit import Audit
-from pixiu.errors import InvalidArgument, NotLeader, PixiuError
+from pixiu.discovery.topics import check_name
+from pixiu.errors import InvalidArgument, NotLeader, Overloaded, PixiuError
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.v1 import topic_pb2 as pb
 from pixiu.wire.v1 import topic_pb2_grpc as pb_grpc
@@ -28,6 +30,9 @@ MAX_POSITIONS: Final = 10_000
 """Parts in one question for positions."""
 LEADER: Final = "pixiu-leader"
 """Trailing metadata of a call that is refused with NOT_LEADER: client address of the leader."""
+
+HELLO_TIMEOUT_S: Final = 10.0
+"""Time in which a stream must send its first request, seconds."""
 
 Call = grpc.aio.ServicerContext[Any, Any]
 Reply = TypeVar("Reply")
@@ -74,10 +79,18 @@ class TopicLog(pb_grpc.TopicLogServicer):
             admit(stream)
         except PixiuError as refused:
             stream.end(refusal_of(self._group, refused))
+        late = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._late, stream)
         try:
             await stream.served.run()
         except PixiuError as error:
             await handler.refuse(error)
+        finally:
+            late.cancel()
+
+    def _late(self, stream: WriteStream | MemberStream) -> None:
+        if not stream.opened:
+            text = f"the first request of a stream must come within {HELLO_TIMEOUT_S:.0f} s; open another one"
+            stream.end(refusal_of(self._group, Overloaded(text)))
 
     async def Positions(self, request: pb.WriterPositionsRequest, context: Call) -> pb.WriterPositionsReply:
         """Answer what a writer has stored."""
@@ -96,7 +109,7 @@ class TopicLog(pb_grpc.TopicLogServicer):
         """Serve a read."""
 
         async def answer(session: LoginSession | None) -> pb.TopicReadReply:
-            await require(session, CONSUME, request.topic)
+            await require(session, CONSUME, check_name(request.topic))
             return await self._reads.read(request)
 
         return await self._answered(context, answer)
@@ -106,7 +119,9 @@ class TopicLog(pb_grpc.TopicLogServicer):
         changes = request.WhichOneof("ask") in ("resend", "seek")
 
         async def answer(session: LoginSession | None) -> pb.ChannelReply:
-            await require(session, CHANNEL if changes else CONSUME, request.topic)
+            await require(session, CHANNEL if changes else CONSUME, check_name(request.topic))
+            if request.channel:
+                check_name(request.channel, "channel")
             try:
                 reply = await self._channels.serve(request)
             except PixiuError as problem:

@@ -58,6 +58,8 @@ class MemberStream:
         """0 until it is admitted."""
         self._members = members
         self.session: LoginSession | None = None
+        self.opened = False
+        """True once its first request has come."""
         self.topic = ""
         """Name of the topic that it reads."""
         self._reply = pb.ConsumeReply()
@@ -229,6 +231,7 @@ class Members:
     def take(self, stream: MemberStream, request: pb.ConsumeRequest) -> Awaitable[Any] | None:
         """Take a request of a stream."""
         if not stream.topic:
+            stream.opened = True
             return self._join(stream, request)
         if request.credit:
             self.group.step(ev.Credited(stream.number, request.credit))

@@ -6,11 +6,15 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
+
 from cluster.core.turn import Turn
+from pixiu.errors import InvalidArgument
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.v1 import topic_pb2 as pb
 from tests.topic.builders import Log
 from topic import events as ev
+from topic.clients import listener
 from topic.clients.members import MAX_REPORTS, Members
 from topic.clients.writes import MAX_BLOCKS, Writes
 from topic.storage.store import Store
@@ -59,6 +63,51 @@ def turn() -> Turn:
 
 def spawn(work: Any) -> None:
     raise AssertionError(work)
+
+
+class Reading(Silent):
+    """A client that sends nothing, and reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    async def write(self, message: Any) -> None:
+        self.found.append(message)
+
+    async def done_writing(self) -> None:
+        """It takes that."""
+
+    async def refuse(self, error: Exception) -> None:
+        raise error
+
+
+@pytest.mark.parametrize("kind", ["writes", "members"])
+def test_a_stream_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(listener, "HELLO_TIMEOUT_S", 0.01)
+
+    async def play() -> None:
+        group: Any = Group()
+        streams: Any = {"writes": Writes(group, turn(), 1 << 20), "members": Members(group, turn(), spawn)}
+        service, client, nothing = listener.TopicLog(group, **streams, reads=None, guard=None, audit=None), Reading(), None  # type: ignore[arg-type]
+        await service._run(client, streams[kind].open(client), streams[kind].admit, nothing)  # type: ignore[arg-type]
+        assert [reply.end.code for reply in client.found] == ["OVERLOADED"]
+        assert not streams[kind].streams
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    "ask", [pb.TopicReadRequest(topic="x" * 100_000), pb.ChannelRequest(topic="orders", channel="x" * 100_000)]
+)
+def test_a_long_name_is_not_repeated(ask: Any) -> None:
+    async def play() -> None:
+        service: Any = listener.TopicLog(Group(), None, None, None, None, None)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument) as refused:
+            await (service.Read if isinstance(ask, pb.TopicReadRequest) else service.Channel)(ask, None)
+        assert len(str(refused.value)) < 300
+
+    asyncio.run(play())
 
 
 def test_a_writer_with_many_small_blocks_is_not_read_on() -> None:
