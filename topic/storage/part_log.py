@@ -18,7 +18,18 @@ from typing import Final, NamedTuple
 
 from pixiu.wire.block import STAMP_BYTES, Block, Stamp, stamped
 from topic.storage.files import Files
-from topic.storage.segment import Gap, Segment, Stored, base_of, block_at, heads_of, name_of, read_segment, whole_heads_of
+from topic.storage.segment import (
+    READ_BYTES,
+    Gap,
+    Segment,
+    Stored,
+    base_of,
+    block_at,
+    heads_of,
+    name_of,
+    read_segment,
+    whole_heads_of,
+)
 
 SEGMENT_BYTES: Final = 16 << 20
 
@@ -284,16 +295,15 @@ class PartLog:
     # --- by time and size
 
     def offset_at(self, at_us: int) -> int:
-        """The first offset that was appended at a time or later; `end` if there is none. May be called in a thread."""
-        found = self.first
-        for segment in list(self.segments):
+        """The first offset that was appended at a time or later; `end` if there is none. Times rise. May be called in a thread."""
+        found, segments = self.first, self.segments
+        earlier = self._earlier(segments, at_us)
+        if earlier:
+            segment = segments[earlier - 1]
             segment.survey(self._files)
-            if segment.last_us >= at_us:
-                found = segment.offset_at(at_us - 1)
-                break
-            found = segment.end
+            found = segment.offset_at(at_us - 1)
         while found < self.end:
-            for each in self.read(found, 1 << 20):
+            for each in self.read(found, READ_BYTES):
                 if isinstance(each, Stored):
                     if each.stamp.at_us >= at_us:
                         return each.stamp.base
@@ -301,6 +311,21 @@ class PartLog:
                 else:
                     found = each.high
         return self.end
+
+    def _earlier(self, segments: Sequence[Segment], at_us: int) -> int:
+        """Number of segments up to the last one that is known to begin before a time."""
+        low, high = 0, len(segments)
+        while low < high:
+            middle = at = (low + high) // 2
+            first_us = segments[at].first_us(self._files)
+            while first_us is None and at + 1 < high:  # it is damaged: the next one knows
+                at += 1
+                first_us = segments[at].first_us(self._files)
+            if first_us is not None and first_us < at_us:
+                low = at + 1
+            else:
+                high = middle
+        return low
 
     def expired(self, before_us: int, max_bytes: int) -> int:
         """The offset below which retention may drop everything: whole segments of which the last block is older than a time, and

@@ -88,6 +88,13 @@ class Segment:
             found.note(stamp, size, count)
         self.index, self.last_us, self.scanned = found.index, found.last_us, True
 
+    def first_us(self, files: Files) -> int | None:
+        """Time of appending of its first block; None: that cannot be read. May be called in a thread."""
+        if self.index:
+            return self.index[0].at_us
+        found = next(heads_of(files, self.path, self.base), None)
+        return None if found is None else found[0].at_us
+
     def mark_before(self, offset: int) -> Mark:
         """The last indexed block that does not begin after an offset."""
         found = bisect_right(self.index, offset, key=lambda mark: mark.base) - 1

@@ -146,6 +146,25 @@ def test_a_time_finds_its_offset() -> None:
     assert log.store.logs[PART].offset_at(2501) == 41
 
 
+def test_a_time_is_found_without_reading_all_segments() -> None:
+    log = Log(segment_bytes=1)
+    log.open_part()
+    for number in range(200):
+        log.apply(en.BLOCK, en.encode_block(42, written(1, first=1 + number, body=bytes(20_000))), 100 * (number // 3))
+    log.store.flush()
+    whole = log.store.logs[PART].segments
+    assert len(whole) == 200
+    for damaged in ((), range(90, 100)):
+        for number in damaged:
+            log.files.write(whole[number].path, 0, b"damaged" * 20)
+        for at in (*range(0, 6600, 550), 2900, 3001, 3300, 3400):
+            part = Log(log.files, log.table).store.logs[PART]
+            found = part.offset_at(at)
+            expected = 3 * -(-at // 100)
+            assert found == (max(expected, 100) if expected in damaged else expected)
+            assert sum(segment.scanned for segment in part.segments) < 30 + len(damaged)
+
+
 def test_retention_goes_by_time_and_by_size_in_whole_segments() -> None:
     log = Log()
     log.open_part()
