@@ -71,10 +71,14 @@ class Writes:
 
     def charge(self, block: Block, size: int, now: float) -> None:
         """Charge a block to its topic's rates. A part has the share of them that it has of the slots, so that all open parts
-        together have the whole, however the topic is resized. Raises Overloaded: nothing is charged."""
+        together have the whole, however the topic is resized. What is stored already is free. Raises Overloaded: nothing is
+        charged."""
         number = part_id(block.topic, block.part)
         part, topic = self._state.parts.get(number), self._state.topics.get(block.topic)
         if part is None or topic is None or part.sealed or not (topic.messages_per_s or topic.bytes_per_s):
+            return
+        known = part.writers.get(block.writer)
+        if known is not None and block.last <= known.position:
             return
         share = (part.high - part.low) / SLOTS
         rates = topic.messages_per_s * share, topic.bytes_per_s * share

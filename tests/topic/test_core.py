@@ -265,6 +265,9 @@ def test_a_topic_has_its_own_rate() -> None:
     code, text, wait_ms = refusal(write(1, 16))
     assert (code, wait_ms) == ("OVERLOADED", 500)
     assert "part 2 of topic orders takes 10 messages a second" in text
+    (again,) = write(15, 1)
+    assert isinstance(again, ev.WriteReply)
+    assert again.verdict is Verdict.REPEATED  # what is stored already is not charged
     assert stored(write(1000, 1, topic=5))
     assert stored(write(1, 1001, topic=5))
     leader.now = 0.4
