@@ -154,6 +154,7 @@ class Mending:
         state, gap = self._group.store.state.parts.get(part), known.gap
         if state is None or state.first >= gap.high:
             return True
+        gap = Gap(max(gap.low, state.first), gap.high)  # nobody has what retention has dropped
         if known.given_up:
             return False
         answers = list[Answer]()
@@ -185,7 +186,7 @@ class Mending:
                 if reply.unreadable or not reply.blocks:
                     return Answer.UNREADABLE if reply.unreadable else Answer.UNKNOWN
                 for each in blocks_in(reply.blocks):
-                    if each.stamp.base > at or (found and each.stamp.base != at):
+                    if not follows(each, at, begun=bool(found)):
                         return Answer.UNKNOWN
                     found.append(each)
                     at = each.stamp.base + each.block.count
@@ -211,6 +212,12 @@ class Mending:
         known.given_up = True
         self.lost += 1
         self._context.log.error(LOST, part=part, low=known.gap.low, high=known.gap.high)
+
+
+def follows(each: Stored, at: int, *, begun: bool) -> bool:
+    """True if a block has an offset, as its first one if others have come before it, and so leads on."""
+    base = each.stamp.base
+    return (base == at if begun else base <= at) and base + each.block.count > at
 
 
 def blocks_in(data: bytes) -> list[Stored]:

@@ -187,10 +187,10 @@ class Machine:
         DiskFailed."""
         async with self._writing:
             store = self.store
-            log = store.logs.get(part)
-            if log is None:
+            log, state = store.logs.get(part), store.state.parts.get(part)
+            if log is None or state is None:
                 return False
-            patch = log.patch(blocks)
+            patch = log.patch(blocks, state.first)
             if not await to_its_end(asyncio.to_thread(write_patch, store.files, patch)):
                 return False
             log.patched(patch)

@@ -170,11 +170,12 @@ class PartLog:
         """Begin a new segment with the next block: the last one stays as it is."""
         self._rolled = bool(self.segments and self.segments[-1].size)
 
-    def patch(self, blocks: Sequence[Stored]) -> Patch:
-        """Place of blocks that follow each other and fill a gap."""
+    def patch(self, blocks: Sequence[Stored], first: int = 0) -> Patch:
+        """Place of blocks that follow each other and fill a gap. first: retention has dropped what is below it."""
         low, high = blocks[0].stamp.base, blocks[-1].stamp.base + blocks[-1].block.count
         data, segment = b"".join(each.data for each in blocks), self.segment_at(low)
-        if segment is None:
+        # In front of the oldest ones may be a gap for ever, which a file of their own does not have.
+        if segment is None or (segment.base < low <= first and high == segment.end):
             return Patch(self.folder, self._path(low), low, low, high, -1, data)
         mark = segment.next_mark(blocks[-1].stamp.base)
         next_place = mark.place if mark is not None and mark.base == high else -1
@@ -183,7 +184,9 @@ class PartLog:
     def patched(self, patch: Patch) -> None:
         """Take over blocks that were written in place of a gap."""
         if patch.base == patch.low and all(segment.base != patch.base for segment in self.segments):
-            made = Segment(patch.path, patch.base, patch.high, len(patch.data))
+            before, made = self.segment_at(patch.low), Segment(patch.path, patch.base, patch.high, len(patch.data))
+            if before is not None:
+                before.close(before.size, patch.low)
             self.segments = sorted([*self.segments, made], key=lambda segment: segment.base)
             self._rolled = self._rolled or made is self.segments[-1]
         else:
@@ -354,17 +357,20 @@ def write_part(files: Files, writing: Writing) -> None:
 def write_patch(files: Files, patch: Patch) -> bool:
     """Write blocks in place of a gap, durably; may be called in a thread. Returns False if they do not fit there. Raises DiskFull,
     DiskFailed."""
-    place, at, next_place = 0, 0, patch.next_place
+    place, at, reached, next_place = 0, 0, patch.base, patch.next_place
     if patch.path.rpartition("/")[2] in files.names(patch.folder):
-        for stamp, _, size in heads_of(files, patch.path, patch.base):
+        for stamp, count, size in heads_of(files, patch.path, patch.base):
             if stamp.base >= patch.high:
                 next_place = at if stamp.base == patch.high else next_place
                 break
             at += size
-            place = at if stamp.base < patch.low else place
+            if stamp.base < patch.low:
+                place, reached = at, stamp.base + count
         end = place + len(patch.data)
-        if end != next_place if next_place >= 0 else end < files.size(patch.path):
+        if reached != patch.low or (end != next_place if next_place >= 0 else end < files.size(patch.path)):
             return False
+    elif patch.base != patch.low:
+        return False
     else:
         files.make_folder(patch.folder)
         files.create(patch.path)

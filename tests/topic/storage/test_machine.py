@@ -13,6 +13,7 @@ from cluster.replication.model import Entry
 from pixiu.errors import StateDamaged
 from tests.topic.builders import CHANNEL, PART, TOPIC, written
 from topic import entries as en
+from topic.mending import follows
 from topic.storage import folder as folders
 from topic.storage.machine import GAPS, Machine
 from topic.storage.segment import Gap, Stored
@@ -198,6 +199,11 @@ async def whole_and_broken(source: Driven, tmp_path: Path) -> tuple[Driven, list
     return Driven(tmp_path / "whole"), sorted((tmp_path / "source").rglob("*.seg"))
 
 
+def stored_from(driven: Driven, offset: int) -> list[object]:
+    found = driven.machine.store.logs[PART].read(offset, 1 << 30)
+    return [each.data if isinstance(each, Stored) else each for each in found]
+
+
 def damage(path: Path, place: int) -> None:
     data = bytearray(path.read_bytes())
     data[place] ^= 255
@@ -242,6 +248,47 @@ async def test_a_gap_is_mended_with_the_blocks_of_another_replica(source: Driven
         content = again.content()[1]
         assert content[:-3] == whole.content()[1]
         assert again.machine.store.logs[PART].gaps == []
+        await again.machine.close()
+        again = Driven(tmp_path / "source")
+    await again.machine.close()
+    await whole.machine.close()
+
+
+@pytest.mark.parametrize("broken", ["stamp", "end", "missing", "last", "last missing"])
+async def test_a_gap_is_mended_from_the_first_offset_that_retention_has_kept(source: Driven, tmp_path: Path, broken: str) -> None:
+    whole, paths = await whole_and_broken(source, tmp_path)
+    match broken:
+        case "stamp":
+            damage(paths[1], paths[1].read_bytes().index(b"PB", 200_000) - 32)
+        case "end":
+            paths[1].write_bytes(paths[1].read_bytes()[:-50_000])
+        case "missing":
+            paths[1].unlink()
+        case "last":
+            paths[2].write_bytes(paths[2].read_bytes()[:-50_000])
+        case _:
+            paths[2].unlink()
+    again = Driven(tmp_path / "source")
+    (gap,) = [each for each in again.content()[1] if isinstance(each, Gap)]
+    log, found = whole.machine.store.logs[PART], list[Stored]()
+    dropped = log.read(gap.low, 1)[0]
+    assert isinstance(dropped, Stored)
+    first = at = dropped.stamp.base + dropped.block.count
+    assert gap.low < first < gap.high
+    for driven in (again, whole):
+        driven.apply(en.TRIM, en.encode_trim(PART, first))
+    while at < gap.high:
+        block = log.read(at, 1)[0]
+        assert isinstance(block, Stored)
+        assert follows(block, at, begun=bool(found))
+        found.append(block)
+        at = block.stamp.base + block.block.count
+    assert not follows(found[0], found[1].stamp.base, begun=False)  # it leads nowhere
+    assert await again.machine.mend(PART, found)
+    again.write(3)
+    await again.machine.flush()
+    for _ in range(2):
+        assert stored_from(again, first)[:-3] == stored_from(whole, first)
         await again.machine.close()
         again = Driven(tmp_path / "source")
     await again.machine.close()
