@@ -453,7 +453,7 @@ class Core:
         group.asked -= 1
         if topic is not None:
             topic.asked.discard(step.key)
-            topic.stale = topic.stale or bool(event.failure) or step.kind in (entries.TOPIC, entries.SEAL)
+            topic.stale = topic.stale or bool(event.failure) or steps.leads_on(step)
         if event.failure:
             self.counters.entries_failed += 1
             group.failed(event.failure, now)

@@ -1,6 +1,7 @@
 """Entries that the admin has groups append to their logs. Pure.
 
-    OPEN      {"part", "low", "high", "parents", "writers": [[part, writer, position, progress], …], "channels": [{…}]}
+    OPEN      {"part", "low", "high", "parents", "writers": [[part, writer, position, progress], …], "channels": [{…}],
+               "more"}: true if further ones bring more writers
     SEAL      {"part", "children": [[number, low, high, group], …]}
     CHANNEL   {"channel", "topic", "name", …}        TOPIC  {"topic", "name", …}        DROP  u64 part
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from admin.events import KnownWriter
@@ -35,16 +36,17 @@ def part_id(topic: int, number: int) -> int:
     return topic << 32 | number
 
 
-def open_part(node: TopicNode, part: TopicPart, writers: Iterable[KnownWriter]) -> bytes:
-    """The payload of an OPEN. writers: the states of all parents' seals."""
+def open_part(node: TopicNode, part: TopicPart, writers: Sequence[KnownWriter], *, more: bool = False) -> bytes:
+    """The payload of an OPEN. writers: states of the parents' seals, as many as fit. more: others follow."""
     return _json(
         {
             "part": part_id(node.topic, part.number),
             "low": part.low,
             "high": part.high,
             "parents": part.parents,
-            "writers": sorted(set(writers)),
+            "writers": writers,
             "channels": [_channel(node, each) for each in node.channels if not each.removed],
+            "more": more,
         }
     )
 

@@ -20,7 +20,7 @@ from admin.events import KnownWriter
 from pixiu.discovery.topics import PartState, TopicNode, TopicPart
 
 Key = tuple[int, int, int]
-"""Kind of an entry, its group or part, its channel."""
+"""Kind of an entry, its group or part, its channel or, of an OPEN, how many follow it."""
 
 
 class Step(NamedTuple):
@@ -46,6 +46,8 @@ class Done(NamedTuple):
 
 
 Answers = Mapping[Key, Done]
+MAX_WRITERS: Final = 20_000
+"""Writers' states in one OPEN: 1.5 MiB at most; half of what a log's entry may have. With more of them a part has several."""
 MOVING: Final = (PartState.OPENING, PartState.SEALING)
 
 
@@ -68,6 +70,11 @@ def ready(node: TopicNode, done: Answers) -> Iterator[Step]:
         step = _step_of(node, part, done)
         if step is not None:
             yield step
+
+
+def leads_on(step: Step) -> bool:
+    """True if other entries wait for this one."""
+    return step.kind in (entries.TOPIC, entries.SEAL) or (step.kind == entries.OPEN and step.key[2] > 0)
 
 
 def _purge(node: TopicNode, done: Answers) -> Iterator[Step]:
@@ -94,11 +101,20 @@ def _step_of(node: TopicNode, part: TopicPart, done: Answers) -> Step | None:
             seals = [done.get((entries.SEAL, parent, 0)) for parent in part.parents]
             if any(seal is None for seal in seals):
                 return None
-            writers = [writer for seal in seals if seal is not None for writer in seal.writers]
-            return Step(key, part.group, entries.OPEN, entries.open_part(node, part, writers), node.version)
+            return _open(node, part, done, sorted({writer for seal in seals if seal is not None for writer in seal.writers}))
         case PartState.DROPPING:
             return None if _has(done, (entries.DROP, part.number, 0)) else _drop(node, part)
     return None
+
+
+def _open(node: TopicNode, part: TopicPart, done: Answers, writers: Sequence[KnownWriter]) -> Step:
+    """The next OPEN of a part: one after the other, so that the last one finds everything."""
+    left = max(len(writers) - 1, 0) // MAX_WRITERS
+    first = 0
+    while left and _has(done, (entries.OPEN, part.number, left)):
+        first, left = first + MAX_WRITERS, left - 1
+    payload = entries.open_part(node, part, writers[first : first + MAX_WRITERS], more=left > 0)
+    return Step((entries.OPEN, part.number, left), part.group, entries.OPEN, payload, node.version)
 
 
 def _drop(node: TopicNode, part: TopicPart) -> Step:

@@ -184,6 +184,8 @@ class Opening(NamedTuple):
     """States of the parents' writers when they were sealed, also what the parents had inherited."""
     channels: Sequence[ChannelSettings] = ()
     """Channels of the topic: each reads a child from its beginning."""
+    more: bool = False
+    """True: further entries of this kind bring more writers, and only after the last one the part takes blocks."""
 
     def encode(self) -> bytes:
         """The payload of its entry."""
@@ -195,7 +197,8 @@ class Opening(NamedTuple):
         found = _unjson(data)
         writers = [KnownWriter(*each) for each in found["writers"]]
         channels = [ChannelSettings(**_fields(each, ChannelSettings)) for each in found["channels"]]
-        return cls(found["part"], found["low"], found["high"], tuple(found["parents"]), writers, channels)
+        more = bool(found.get("more"))
+        return cls(found["part"], found["low"], found["high"], tuple(found["parents"]), writers, channels, more)
 
 
 class ChannelSettings(NamedTuple):

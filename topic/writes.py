@@ -56,7 +56,7 @@ class Writes:
         the log keeps it. Raises MalformedData."""
         block = parse(data)
         part = self._state.parts.get(part_id(block.topic, block.part))
-        if part is None:
+        if part is None or part.opening:
             return block, Appended(Verdict.NOT_HERE, 0), False
         if not part.holds(block):
             raise MalformedData(f"the block has messages of slots that part {block.part} does not hold")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from admin import entries, steps
 from admin import events as ev
 from admin.core import Core
+from admin.steps import Done
 from admin.tracked import MAX_ASKED
 from cluster.core.contract import TICK
+from cluster.replication.replica import MAX_ENTRY_BYTES
 from pixiu.discovery.topics import Numbers, PartState, TopicNode, TopicPart
 from pixiu.placement.slots import SLOTS
 from tests.admin.world import WALL_MS
+from topic import entries as en
 
 
 def elected(*nodes: TopicNode, groups: int = 1) -> tuple[Core, list[ev.Effect]]:
@@ -53,3 +57,24 @@ def test_a_change_is_refused_if_its_end_would_not_fit_into_the_registry() -> Non
     (answer,) = (each for each in out if isinstance(each, ev.Answer))
     assert answer.refusal is not None
     assert "bytes in the registry" in answer.refusal.text
+
+
+def test_any_number_of_writers_is_inherited_by_entries_that_the_log_takes() -> None:
+    most = (1 << 64) - 1
+    seals = [[ev.KnownWriter((1 << 32) - at, most - writer, most >> 1, most) for writer in range(10_000)] for at in range(1, 6)]
+    parents = tuple(TopicPart(at + 1, 0, 1, 0, PartState.SEALING) for at in range(5))
+    child = TopicPart(6, 0, SLOTS, 0, PartState.OPENING, (1, 2, 3, 4, 5))
+    node = TopicNode("merged", 1, 1, (*parents, child))
+    done = {(entries.SEAL, at + 1, 0): Done(1, writers) for at, writers in enumerate(seals)} | {(entries.TOPIC, 0, 0): Done(1)}
+    found, more = list[en.KnownWriter](), [True]
+    while more[-1]:
+        (step,) = steps.ready(node, done)
+        assert len(step.payload) < MAX_ENTRY_BYTES - (512 << 10)  # a topic's channels take less than its node may have
+        en.check(step.kind, step.payload)
+        opening = en.Opening.decode(step.payload)
+        found += opening.writers
+        more.append(opening.more)
+        done[step.key] = Done(1)
+    assert more == [True, True, True, False]
+    assert [tuple(each) for each in found] == sorted(tuple(each) for seal in seals for each in seal)
+    assert not list(steps.ready(node, done))

@@ -47,7 +47,7 @@ class Log:
     def topic(self, **fields: Any) -> object:
         return self.apply(en.TOPIC, en.TopicSettings(TOPIC, "orders")._replace(**fields).encode())
 
-    def open_part(self, number: int = 1, low: int = 0, high: int = 65_536, **fields: Sequence[object]) -> None:
+    def open_part(self, number: int = 1, low: int = 0, high: int = 65_536, **fields: Sequence[object] | bool) -> None:
         self.apply(en.OPEN, en.Opening(en.part_id(TOPIC, number), low, high, **fields).encode())  # type: ignore[arg-type]
 
     def write(self, *slots: int, at_us: int = 1000, **fields: int) -> object:

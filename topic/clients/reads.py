@@ -151,7 +151,7 @@ def positions(group: Group, request: pb.WriterPositionsRequest) -> pb.WriterPosi
     reply = pb.WriterPositionsReply()
     for number in request.parts:
         part = group.store.state.parts.get(part_id(request.topic, number))
-        if part is None:
+        if part is None or part.opening:
             reply.positions.add()
             continue
         writer = part.writers.get(request.writer)

@@ -89,6 +89,8 @@ class Part:
     """Flags of all messages that were ever stored in it, joined by OR."""
     deleted: bool = False
     """Its topic is."""
+    opening: bool = False
+    """True while it does not know all of its parents' writers: to clients it is not here."""
 
     def judge(self, writer: int, first: int, count: int, at_us: int) -> Appended:
         """The outcome of a writer's messages; changes nothing."""

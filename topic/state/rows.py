@@ -90,7 +90,7 @@ def value_of(state: Tables, key: Key) -> bytes | None:
 
 def _of_part(part: Part, kind: Kind, numbers: list[int]) -> bytes | None:
     if kind is Kind.PART:
-        fields = (part.low, part.high, part.parents, part.first, part.end, part.sealed, part.children, part.flags)
+        fields = (part.low, part.high, part.parents, part.first, part.end, part.sealed, part.children, part.flags, part.opening)
         return json.dumps(fields, separators=(",", ":")).encode()
     if kind is Kind.INHERITED:
         inherited = part.inherited.get((numbers[1], numbers[2]))
@@ -123,10 +123,11 @@ def load(state: Tables, key: Key, value: bytes) -> None:
     elif kind is Kind.TOPIC:
         state.topics[numbers[0]] = TopicSettings.decode(value)
     elif kind is Kind.PART:
-        low, high, parents, first, end, sealed, children, flags = json.loads(value)
+        low, high, parents, first, end, sealed, children, flags, opening = json.loads(value)
         state.parts[numbers[0]] = Part(
-            numbers[0], low, high, tuple(parents), first, end, sealed, tuple(Child(*child) for child in children), flags=flags
-        )
+            numbers[0], low, high, tuple(parents), first, end, sealed, tuple(Child(*child) for child in children), flags=flags,
+            opening=opening,
+        )  # fmt: skip
     elif kind is Kind.WRITER:
         state.parts[numbers[0]].writers[numbers[1]] = Writer(*_WRITER.unpack(value))
     elif kind is Kind.INHERITED:

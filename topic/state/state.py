@@ -163,7 +163,7 @@ class State(Tables):
         sender, data = en.decode_block(entry.payload)
         block = Block.checked(data)
         part = self.parts.get(en.part_id(block.topic, block.part))
-        if part is None:
+        if part is None or part.opening:
             return Appended(Verdict.NOT_HERE, 0)
         base = part.end
         found, forgotten = part.append(block, entry.at_us)
@@ -227,7 +227,7 @@ class State(Tables):
 
     def _open(self, opening: en.Opening) -> Done:
         if opening.part in self.parts:
-            return OK
+            return self._inherit(self.parts[opening.part], opening)
         topic = self.topics.get(en.topic_of(opening.part))
         if topic is None:
             return Done(False, f"the topic {en.topic_of(opening.part)} is not known here; send its TOPIC entry first")
@@ -235,17 +235,24 @@ class State(Tables):
             return Done(False, f"a group holds at most {MAX_PARTS} parts; use another group, or add one")
         self._news[topic.topic] = None
         part = Part(opening.part, opening.low, opening.high, tuple(opening.parents), deleted=topic.deleted)
-        for parent, writer, position, progress in opening.writers:
-            part.inherited[parent, writer] = position, progress
-            self._change(Kind.INHERITED, part.part, parent, writer)
+        part.opening = True
         self.parts[part.part] = part
         self._parts_in.setdefault(topic.topic, set()).add(part.part)
-        self._change(Kind.PART, part.part)
         for channel in opening.channels:
             if channel.channel not in self.channels and not channel.removed:
                 self._channel(channel._replace(from_end=False, version=0))
         for channel in self.channels_of(topic.topic):
             self._begin(channel.channel, part, at=0)
+        return self._inherit(part, opening)
+
+    def _inherit(self, part: Part, opening: en.Opening) -> Done:
+        """Have a part that takes no blocks yet inherit more, or the last."""
+        if part.opening:
+            for parent, writer, position, progress in opening.writers:
+                part.inherited[parent, writer] = position, progress
+                self._change(Kind.INHERITED, part.part, parent, writer)
+            part.opening = opening.more
+            self._change(Kind.PART, part.part)
         return OK
 
     def _seal(self, number: int, children: tuple[en.Child, ...]) -> Sealed | Done:

@@ -80,6 +80,19 @@ def test_a_child_knows_what_its_parents_took() -> None:
     assert child.end == 2
 
 
+def test_a_part_takes_nothing_before_it_knows_all_of_its_parents_writers() -> None:
+    log = Log()
+    log.open_part(3, parents=(1,), writers=[en.KnownWriter(1, 5, 2, 70)], more=True)
+    log = log.reopened()
+    assert log.write(1, part=3) == Appended(Verdict.NOT_HERE, 0)
+    for _ in range(2):
+        log.open_part(3, parents=(1,), writers=[en.KnownWriter(1, 6, 4, 80)])
+        child = log.reopened().store.state.parts[en.part_id(TOPIC, 3)]
+        assert child.inherited == {(1, 5): (2, 70), (1, 6): (4, 80)}
+    log.open_part(3, parents=(1,), writers=[en.KnownWriter(1, 5, 2, 70)], more=True)  # it comes late
+    assert log.write(1, part=3) == Appended(Verdict.STORED, 1, 0)
+
+
 def test_writers_are_forgotten_after_a_month_and_only_for_place(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
     log.open_part()
