@@ -133,6 +133,7 @@ def channel_set(node: TopicNode, change: ev.SetChannel, numbers: Numbers) -> Top
             f"a member may keep a message for {tp.MIN_TIMEOUT_MS} ms to {tp.MAX_TIMEOUT_MS:,} ms, not {timeout_ms:,}"
         )
     if found is not None:
+        _check_made(node, found, change)
         wanted = replace(found, max_attempts=attempts, timeout_ms=timeout_ms, filter=change.filter)
         if wanted == found:
             return node
@@ -145,6 +146,17 @@ def channel_set(node: TopicNode, change: ev.SetChannel, numbers: Numbers) -> Top
         numbers.channel + 1, change.name, change.ordered, change.from_end, attempts, timeout_ms, change.filter, version
     )
     return _with_channels(node, [*node.channels, made])
+
+
+def _check_made(node: TopicNode, found: TopicChannel, change: ev.SetChannel) -> None:
+    """Raise InvalidArgument if a channel that is there is asked for what only a new one gets."""
+    if change.ordered and not found.ordered:
+        what = "gives messages in any order, and it cannot become ordered"
+    elif change.from_end and not found.from_end:
+        what = f"began with what was kept; `pixiu topic seek {node.name} {found.name} --to end` skips what is there"
+    else:
+        return
+    raise InvalidArgument(f"the channel {found.name} of {node.name} is there and {what}; or use another name")
 
 
 def channel_removed(node: TopicNode, change: ev.RemoveChannel) -> TopicNode:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -306,12 +307,7 @@ class _Up:
         for name in ("proxies", "gateways", "mqtt"):
             out.print(f"  {name:<9} {'  '.join(found[name])}", highlight=False)
         out.print(f"  logs      {self._cluster.options.data / 'logs'}", highlight=False)
-        tries = ["pixiu listen --room 42", 'pixiu send --room 42 "hello"', "pixiu status"]
-        if self._cluster.options.pis:
-            tries[2:2] = ['pixiu send --mail --user 7 "kept for you"', "pixiu inbox list 7"]
-        if found["mqtt"]:
-            host, _, port = found["mqtt"][0].rpartition(":")
-            tries.append(f"mosquitto_sub -h {host} -p {port} -t room/42")
+        tries = tries_of(self._cluster.options, found["mqtt"])
         if self._secure:
             tries = with_login(tries, self._cluster.options.data)
         if self._cluster.target != DEFAULT_TARGET:
@@ -320,6 +316,20 @@ class _Up:
             tries.insert(0, f"export {TLS_DIR}={(self._cluster.options.data / TLS).resolve()}")
         for number, line in enumerate(tries):
             out.print(f"  {'try' if number == 0 else '':<9} {line}", highlight=False)
+
+
+def tries_of(options: UpOptions, mqtt: Sequence[str]) -> list[str]:
+    """Commands that a new user may try; `mqtt`: addresses of gateways."""
+    tries = ["pixiu listen --room 42", 'pixiu send --room 42 "hello"']
+    if options.pis:
+        tries += ['pixiu send --mail --user 7 "kept for you"', "pixiu inbox list 7"]
+    if options.topics:
+        tries.append("pixiu topic create orders --if-missing && echo hello | pixiu topic write orders")
+    tries.append("pixiu status")
+    if mqtt:
+        host, _, port = mqtt[0].rpartition(":")
+        tries.append(f"mosquitto_sub -h {host} -p {port} -t room/42")
+    return tries
 
 
 def _code_text(code: object) -> str:

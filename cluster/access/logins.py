@@ -24,6 +24,11 @@ from cluster.trust.audit import Audit
 from cluster.trust.identity import Credentials
 from pixiu.errors import ConfigurationError, NotAuthenticated
 
+NO_LOGIN: Final = (
+    "this port requires a login: give a token, for the SDK and `pixiu` in PIXIU_TOKEN; other gRPC clients send metadata "
+    "`authorization: Bearer TOKEN`"
+)
+
 
 def guard_of(
     options: ClientRoleOptions,
@@ -108,7 +113,7 @@ def credentials_of(header: str, client: str, address: str, certificate: bytes = 
             raise NotAuthenticated("the authorization is malformed") from None
         if colon:
             return Credentials(user, password, client, address, certificate)
-    raise NotAuthenticated("this port requires a login: send metadata `authorization: Bearer TOKEN`")
+    raise NotAuthenticated(NO_LOGIN)
 
 
 def address_of(peer: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from admin import entries, steps
 from admin import events as ev
 from admin.core import Core
@@ -9,7 +11,7 @@ from admin.steps import Done
 from admin.tracked import MAX_ASKED
 from cluster.core.contract import TICK
 from cluster.replication.replica import MAX_ENTRY_BYTES
-from pixiu.discovery.topics import Numbers, PartState, TopicNode, TopicPart
+from pixiu.discovery.topics import Numbers, PartState, TopicChannel, TopicNode, TopicPart
 from pixiu.placement.slots import SLOTS
 from tests.admin.world import WALL_MS
 from topic import entries as en
@@ -78,3 +80,20 @@ def test_any_number_of_writers_is_inherited_by_entries_that_the_log_takes() -> N
     assert more == [True, True, True, False]
     assert [tuple(each) for each in found] == sorted(tuple(each) for seal in seals for each in seal)
     assert not list(steps.ready(node, done))
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (ev.SetChannel("any", ordered=True), "cannot become ordered"),
+        (ev.SetChannel("any", from_end=True), "pixiu topic seek orders any --to end"),
+        (ev.SetChannel("ordered", max_attempts=3), ""),
+        (ev.SetChannel("ordered", ordered=True, from_end=True), ""),
+    ],
+)
+def test_what_only_a_new_channel_gets_is_refused_for_one_that_is_there(asked: ev.SetChannel, text: str) -> None:
+    channels = (TopicChannel(1, "any", max_attempts=1, timeout_ms=9_000), TopicChannel(2, "ordered", True, True, 1, 9_000))
+    core, _ = elected(TopicNode("orders", 1, 2, (part(1),), channels, settled=2))
+    out = core.step(ev.ChangeRequested(1, "orders", asked), 1.0)
+    refused = [each.refusal.text for each in out if isinstance(each, ev.Answer) and each.refusal is not None]
+    assert [text in each for each in refused] == ([True] if text else [])

@@ -48,6 +48,8 @@ async def test_a_topic_from_its_making_to_its_removal(roles: Roles) -> None:
     assert (altered["retention_s"], altered["messages_per_s"], altered["bytes_per_s"]) == (604_800, 50_000, 100_000_000)
     channel = await pixiu.json("channel", "set", "orders", "billing", "--ordered", "--timeout", "5s")
     assert (channel["mode"], channel["timeout_ms"]) == ("ordered", 5_000)
+    code, _, errors = await pixiu.run("channel", "set", "orders", "billing", "--from-end")
+    assert (code, "pixiu topic seek orders billing --to end" in errors) == (2, True), errors
 
     written = await pixiu.json("write", "orders", "--split", "=", given="a=1\nb=2\na=3\nno key\n")
     assert written["written"] == 4
@@ -69,6 +71,16 @@ async def test_a_topic_from_its_making_to_its_removal(roles: Roles) -> None:
     (lag,) = shown["channels"]
     assert (lag["unacknowledged"], lag["members"]) == (4, 0)
     assert lag["oldest_s"] > 0
+    end = next(part["end"] for part in shown["parts"] if part["number"] == number)
+    code, out, errors = await pixiu.run("seek", "orders", "billing", "--to", "@999", "--part", str(number))
+    assert (code, f"goes on at {number}:{end}, its end, and not at 999" in out) == (0, True), errors
+    await pixiu.json("seek", "orders", "billing", "--to", "start")
+    code, out, errors = await pixiu.run("read", "orders", "--from", "@999", "--part", str(number))
+    assert (code, out, f"part {number} ends at offset {end}" in errors) == (0, "", True), errors
+    await pixiu.json("create", "torn")
+    code, _, errors = await pixiu.run("write", "torn", given=f"one\n{'x' * 2_000_000}\n")
+    assert (code, "stored: 1 messages" in errors) == (2, True), errors
+    await pixiu.json("delete", "torn", "--now", "--yes")
     assert (await pixiu.json("seek", "orders", "billing", "--to", "end"))["changed"] == 4
     assert (await pixiu.json("channels", "orders"))["channels"][0]["unacknowledged"] == 0
     assert (await pixiu.json("dead", "orders", "billing"))["dead"] == []

@@ -12,6 +12,7 @@ import gateway.delivery.mail
 import proxy.core
 import proxy.mail.pipeline
 from cluster.core.role import totals
+from onebox.commands import tries_of
 from onebox.grouping import Grouping
 from onebox.screen import FLOWS, Rates, render
 from onebox.up import LocalCluster, UpOptions
@@ -70,3 +71,9 @@ def test_a_node_has_a_row_of_its_own_and_one_for_each_role(tmp_path: Path) -> No
     assert [row[0] for row in rows[:7]] == ["xiu-0-0", "node-0", "router-0-0", "relay-0-0", "broker-0-0", "proxy-0", "gateway-0"]
     assert rows[1] == ["node-0", "Waiting", "0"]
     assert rows[6] == ["gateway-0", "127.0.0.1:7003,", "MQTT", "1883", "70", "0", "0"]
+
+
+def test_a_command_of_topics_is_shown_if_there_are_topics(tmp_path: Path) -> None:
+    for topics in (0, 1):
+        options = UpOptions.of(Grouping.NODES, {"topics": topics}, data=tmp_path)
+        assert any("topic create" in line for line in tries_of(options, ())) is bool(topics)

@@ -27,7 +27,7 @@ from tools.cli.output import (
 )
 from tools.topics import calls, tables
 from tools.topics.calls import TopicCluster
-from tools.topics.values import milliseconds_of, moment_of
+from tools.topics.values import duration_text, milliseconds_of, moment_of
 
 SHOWN_BYTES: Final = 80
 """Bytes of a dead letter's body that are shown."""
@@ -95,7 +95,7 @@ def set_channel(
     if made is None:
         raise InvalidArgument(f"channel {channel_name} was removed by somebody else meanwhile")
     mode = "ordered" if made.ordered else "any"
-    text = f"{name}, channel {channel_name}: mode {mode}, {made.max_attempts} attempts of {made.timeout_ms / 1000:g} s"
+    text = f"{name}, channel {channel_name}: mode {mode}, {made.max_attempts} attempts of {duration_text(made.timeout_ms)}"
     print_result(tables.channel_json(made), text, as_json=as_json)
 
 
@@ -186,29 +186,52 @@ def seek(
     else:
         wanted.time_us = moment_of(to, time.time())
     request = topic_pb2.ChannelRequest(topic=name, channel=channel_name, parts=part or (), seek=wanted)
-    changed = sum(reply.changed for reply in _ask(target, name, request, part).values())
-    text = f"{name}, channel {channel_name}: moved; {changed:,} messages are concerned"
-    print_result({"topic": name, "channel": channel_name, "changed": changed}, text, as_json=as_json)
+
+    async def work(cluster: TopicCluster) -> tuple[int, list[topic_pb2.ChannelPart]]:
+        replies = await _asked(cluster, name, request, part)
+        state = topic_pb2.ChannelRequest(topic=name, channel=channel_name, parts=part or (), state=True)
+        try:
+            there = [each for reply in (await _asked(cluster, name, state, part)).values() for each in reply.parts]
+        except PixiuError:
+            there = []  # it is moved, whatever is known of it
+        return sum(reply.changed for reply in replies.values()), there
+
+    changed, there = calls.run(target, work)
+    went = [{"part": each.part, "offset": each.floor, "end": each.end} for each in there]
+    text = f"{name}, channel {channel_name}: moved; {changed:,} messages are concerned{moved_text(wanted, there)}"
+    print_result({"topic": name, "channel": channel_name, "changed": changed, "parts": went}, text, as_json=as_json)
+
+
+def moved_text(wanted: topic_pb2.SeekChannel, there: list[topic_pb2.ChannelPart]) -> str:
+    """The place to which a channel went that was sent to an offset."""
+    if wanted.WhichOneof("to") != "offset" or len(there) != 1:
+        return ""
+    found, asked = there[0], wanted.offset
+    why = ", its end" if asked > found.end else ", the first that is kept" if asked < found.floor else ""
+    return f"; it goes on at {found.part}:{found.floor}{f'{why}, and not at {asked}' if why else ''}"
 
 
 def _ask(target: str, name: str, request: topic_pb2.ChannelRequest, parts: list[int] | None) -> dict[int, topic_pb2.ChannelReply]:
     """Ask the leaders of all groups, or of those that hold these parts. Raises the first refusal."""
 
-    async def work(cluster: TopicCluster) -> dict[int, topic_pb2.ChannelReply]:
-        topic = await cluster.describe(name)
-        groups = {part.number: part.group for part in topic.parts}
-        missing = [number for number in parts or () if number not in groups]
-        if missing:
-            raise InvalidArgument(f"topic {name} has no part {missing[0]}; `pixiu topic show {name}` lists them")
-        wanted = {groups[number] for number in parts} if parts else None
-        found: dict[int, topic_pb2.ChannelReply] = {}
-        for group, reply in (await cluster.channel(topic, request, wanted)).items():
-            if isinstance(reply, PixiuError):
-                raise reply
-            found[group] = reply
-        return found
+    return calls.run(target, lambda cluster: _asked(cluster, name, request, parts))
 
-    return calls.run(target, work)
+
+async def _asked(
+    cluster: TopicCluster, name: str, request: topic_pb2.ChannelRequest, parts: list[int] | None
+) -> dict[int, topic_pb2.ChannelReply]:
+    topic = await cluster.describe(name)
+    groups = {part.number: part.group for part in topic.parts}
+    missing = [number for number in parts or () if number not in groups]
+    if missing:
+        raise InvalidArgument(f"topic {name} has no part {missing[0]}; `pixiu topic show {name}` lists them")
+    wanted = {groups[number] for number in parts} if parts else None
+    found: dict[int, topic_pb2.ChannelReply] = {}
+    for group, reply in (await cluster.channel(topic, request, wanted)).items():
+        if isinstance(reply, PixiuError):
+            raise reply
+        found[group] = reply
+    return found
 
 
 def _dead_json(letter: topic_pb2.DeadMessage) -> dict[str, Any]:

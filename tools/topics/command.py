@@ -5,10 +5,12 @@ Source: docs/topics.md, "Commands".
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Final
 
 import typer
 
+from pixiu.client.login import TOKEN_VARIABLE
 from pixiu.errors import InvalidArgument
 from pixiu.placement.slots import SLOTS
 from pixiu.wire.v1 import topic_pb2
@@ -81,7 +83,15 @@ def list_topics(
     elif found:
         console().print(tables.topic_table(found))
     else:
-        print_text(f"there is no topic{f' that begins with {prefix}' if prefix else ''}; `pixiu topic create NAME` makes one")
+        print_text(none_text(prefix, login=bool(os.environ.get(TOKEN_VARIABLE))))
+
+
+def none_text(prefix: str, *, login: bool) -> str:
+    """Say that no topic is listed: a login gets only those with which it may do something."""
+    of = f" that begins with {prefix}" if prefix else ""
+    if login:
+        return f"there is no topic{of} with which this login may do anything; `pixiu acl test` says what its rules allow"
+    return f"there is no topic{of}; `pixiu topic create NAME` makes one"
 
 
 @topic.command()

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
+from pixiu.client.topics.writing.writer import TopicWriter
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.wire.block import STAMP_BYTES, Message, parse_stored, stored_size
 from pixiu.wire.v1 import topic_pb2
@@ -80,25 +81,35 @@ def write(
     """Write each line of the standard input as a message, or --count made ones. Returns when all are stored."""
 
     async def work(cluster: TopicCluster) -> tuple[int, float]:
-        began, written = time.monotonic(), 0
-        async with cluster.client.durable_topic(name).writer() as writer:
-            if count:
-                body = b"x" * size
-                for number in range(count):
-                    await writer.send(body, key=b"%d" % (number % keys) if keys else None)
-                written = count
-            else:
-                # A thread reads the lines, so that the client's heartbeats go on.
-                while line := await asyncio.to_thread(sys.stdin.buffer.readline):
-                    found, body = _split(line.rstrip(b"\r\n"), split)
-                    await writer.send(body, key=found if found is not None else key.encode() if key is not None else None)
-                    written += 1
-        return written, time.monotonic() - began
+        began = time.monotonic()
+        writer = await cluster.client.durable_topic(name).writer().open()
+        counters = writer.counters
+        try:
+            async with writer:
+                await (_write_made(writer, count, size, keys) if count else _write_lines(writer, key, split))
+        except BaseException:
+            open_ = counters.offered - counters.confirmed
+            sys.stderr.write(f"pixiu: stored: {counters.confirmed:,} messages; {open_:,} more were sent and are not confirmed\n")
+            raise
+        return counters.confirmed, time.monotonic() - began
 
     written, seconds = calls.run(target, work)
     rate = written / seconds if seconds > 0 else 0.0
     value = {"topic": name, "written": written, "seconds": round(seconds, 3)}
     print_result(value, f"stored: {written:,} messages in {seconds:.2f} s, {rate:,.0f} a second", as_json=as_json)
+
+
+async def _write_made(writer: TopicWriter, count: int, size: int, keys: int) -> None:
+    body = b"x" * size
+    for number in range(count):
+        await writer.send(body, key=b"%d" % (number % keys) if keys else None)
+
+
+async def _write_lines(writer: TopicWriter, key: str | None, split: str | None) -> None:
+    # A thread reads the lines, so that the client's heartbeats go on.
+    while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+        found, body = _split(line.rstrip(b"\r\n"), split)
+        await writer.send(body, key=found if found is not None else key.encode() if key is not None else None)
 
 
 def _split(line: bytes, separator: str | None) -> tuple[bytes | None, bytes]:
@@ -199,6 +210,8 @@ async def _lines(
                 yield line
         if reply.gap_high:
             sys.stderr.write(f"pixiu: part {part.number}: offsets {reply.gap_low} to {reply.gap_high - 1} are gone\n")
+        if at < 0 and where.offset and where.offset >= reply.committed_end:
+            sys.stderr.write(f"pixiu: part {part.number} ends at offset {reply.committed_end}: nothing is at {where.offset}\n")
         done = not reply.blocks and not reply.gap_high
         if done and (not wait or (reply.sealed and reply.next >= reply.committed_end)):
             for child in reply.children if wait else ():

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pixiu.wire.v1 import topic_pb2
+from tools.topics.values import duration_text
 
 STATES: Final = {
     topic_pb2.PART_OPEN: "open",
@@ -77,7 +78,11 @@ class Shown:
 
     def stuck(self) -> list[str]:
         """Reasons why messages wait, and groups that do not answer."""
-        said = {f"{each.channel}, part {each.part}: {why}": None for each in self.channels for why in each.stuck}
+        found: dict[tuple[str, str], list[int]] = {}
+        for each in self.channels:
+            for why in each.stuck:
+                found.setdefault((each.channel, why), []).append(each.part)
+        said = (f"{channel}, {numbers_text(parts)}: {why}" for (channel, why), parts in found.items())
         return [*said, *(f"group {group} does not answer: {why}" for group, why in sorted(self.failures.items()))]
 
 
@@ -181,14 +186,14 @@ def part_table(shown: Shown) -> Table:
 
 def channel_table(shown: Shown) -> Table:
     """Channels in rows."""
-    table = _table("channel", "mode", "lag:", "seconds:", "with members:", "waiting:", "dead:", "lost:", "members:", "filter")
+    table = _table("channel", "mode", "lag:", "oldest:", "with members:", "waiting:", "dead:", "lost:", "members:", "filter")
     for channel in shown.topic.channels:
         lag = shown.lag(channel.name)
         table.add_row(
             escape(channel.name),
             "ordered" if channel.ordered else "any",
             f"{lag.unacknowledged:,}",
-            f"{lag.seconds:,.1f}",
+            duration_text(int(lag.seconds * 1000), 2) if lag.unacknowledged else "",
             f"{lag.with_members:,}",
             f"{lag.waiting:,}",
             f"{lag.dead:,}",
@@ -215,10 +220,22 @@ def parts_text(topic: topic_pb2.TopicDescription) -> str:
     return f"{opened} part{'s' if opened != 1 else ''} in {groups} group{'s' if groups != 1 else ''}{sealed}"
 
 
+def numbers_text(parts: Sequence[int]) -> str:
+    """Numbers of parts in words, such as `parts 1-3, 7`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(parts)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    said = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+    return f"part{'s' if len(set(parts)) > 1 else ''} {said}"
+
+
 def settings_text(topic: topic_pb2.TopicDescription) -> str:
     """The retention and the rates in words."""
     age, size = topic.settings.retention_s, topic.settings.retention_bytes
-    said = [f"{age:,} s"] if age else []
+    said = [duration_text(age * 1000)] if age else []
     said += [f"{size:,} bytes a part"] if size else []
     rates = [f"{topic.settings.messages_per_s:,} messages"] if topic.settings.messages_per_s else []
     rates += [f"{topic.settings.bytes_per_s:,} bytes"] if topic.settings.bytes_per_s else []

@@ -13,6 +13,8 @@ SIZES: Final = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
 }  # fmt: skip
+UNITS: Final = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000))
+"""Milliseconds of the units in which times are said."""
 _VALUE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
 
 
@@ -24,6 +26,17 @@ def milliseconds_of(text: str) -> int:
 def seconds_of(text: str) -> int:
     """A time, in whole seconds. Raises `InvalidArgument`."""
     return milliseconds_of(text) // 1000
+
+
+def duration_text(milliseconds: int, most: int = 4) -> str:
+    """A time in words, such as `7 days` or `1 minute 30 seconds`: its `most` greatest units, rounded down."""
+    said: list[str] = []
+    left = milliseconds
+    for name, size in UNITS:
+        count, left = divmod(left, size)
+        said += [f"{count:,} {name}{'s' if count != 1 else ''}"] if count else []
+    said += [f"{left} ms"] if left and (most >= len(UNITS) or not said) else []
+    return " ".join(said[:most]) or "0 seconds"
 
 
 def bytes_of(text: str) -> int:

@@ -218,7 +218,8 @@ class Topics:
         timeout_s: float = 0.0,
         filter: Filter = "",
     ) -> TopicInfo:
-        """Create a channel, or change the attempts, time-out and filter of one that is there.
+        """Create a channel, or change the attempts, time-out and filter of one that is there. Raises `InvalidArgument` if that
+        one was made without `ordered` or `from_end`, and it is asked for.
 
         Args:
             ordered: the messages of a key, or slot, come one batch after the other.
@@ -283,7 +284,8 @@ class Topics:
     ) -> int:
         """Move a channel: it goes on at the start or end of what is kept, at a time, or in each part of {part: offset} there.
 
-        `force`: although it has members. Returns the number of messages that are to be delivered again or are skipped.
+        An offset that a part does not keep any more is its first one, and one beyond its end is its end. `force`: although it has
+        members. Returns the number of messages that are to be delivered again or are skipped.
         """
         seeks: Sequence[tuple[Sequence[int], topic_pb2.SeekChannel]] = []
         if isinstance(to, Mapping):

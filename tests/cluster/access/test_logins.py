@@ -86,5 +86,5 @@ def test_an_address_is_as_other_listeners_name_it(peer: str, address: str) -> No
 
 
 def test_an_authorization_that_is_none_is_told_what_to_send() -> None:
-    with pytest.raises(NotAuthenticated, match="Bearer TOKEN"):
+    with pytest.raises(NotAuthenticated, match=r"PIXIU_TOKEN.*Bearer TOKEN"):
         credentials_of("Digest x", "phone", "10.0.0.1")

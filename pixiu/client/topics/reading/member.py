@@ -139,7 +139,8 @@ class MemberCall:
 
 
 class ChannelMember:
-    """A member of a channel: `async for message in member`, or `await member.run(handler)`. `DurableTopic.channel` makes one.
+    """A member of a channel, which `DurableTopic.channel` makes: `async with member: async for message in member`, or
+    `await member.run(handler)`.
 
     It joins the leaders of all groups that hold the topic's parts, also those that come later, and joins again by itself.
 
@@ -246,9 +247,12 @@ class ChannelMember:
         return message
 
     async def next(self) -> ChannelMessage | None:
-        """Wait for the next message; None once the member is closed."""
-        if not self._closed:
-            await self.open()
+        """Wait for the next message; None once the member is closed. Raises `NotConnected` if it was not opened: one whose loop was
+        left would keep its messages from the others."""
+        if not (self._open or self._closed):
+            raise NotConnected(
+                f"the member is not open: `async with topic.channel({self._joining.channel!r}) as messages:`, or `open()`"
+            )
         while not self._closed:
             while self._waiting:
                 message = self._waiting.popleft()
@@ -263,7 +267,7 @@ class ChannelMember:
 
     async def run(self, handler: Handler, *, workers: int = 1, backoff_s: float = 1.0, max_backoff_s: float = 60.0) -> None:
         """Call `handler` with each message, and acknowledge the message when the handler has returned. Ends when the member is
-        closed.
+        closed. A member that is not open yet is opened, and closed when this ends.
 
         A message for which it raised is delivered again, to any member, after a wait that doubles with its attempts from
         `backoff_s` to `max_backoff_s`; when its attempts are used up (`max_attempts` of the channel) it goes to the dead letters. A
@@ -282,6 +286,7 @@ class ChannelMember:
         if not 1 <= workers <= 10_000:
             raise InvalidArgument(f"workers is from 1 to 10000, not {workers}")
         Retries(0, backoff_s, max_backoff_s).validate()
+        opens = not self._open
         await self.open()
         self._running = True
         pool = HandlerPool(self, handler, workers, Backoff(backoff_s, max_backoff_s, self._around.uniform))
@@ -289,6 +294,8 @@ class ChannelMember:
             await pool.run(self.ordered)
         finally:
             self._running = False
+            if opens:
+                await self.close()
 
     @property
     def ordered(self) -> bool:

@@ -28,6 +28,9 @@ REPORT_AGAIN_S: Final = 0.2
 """Least wait before a refused report is made again, seconds."""
 MAX_REPORTS: Final = 100
 """Reports of a stream that are not answered. Policy: what is to be reported waits, and shares a report."""
+REJOIN_S: Final = 60.0
+"""Time after which a group that was left is joined again, seconds: a seek may have gone back into its sealed parts, which changes
+nothing in the topic's description. Policy: one call for each such group and minute."""
 
 
 class Place(NamedTuple):
@@ -166,6 +169,8 @@ class MemberCore:
         self._groups: dict[int, MemberStream] = {}
         self._by_number: dict[int, MemberStream] = {}
         self._finished: set[int] = set()
+        self._rejoin_at = inf
+        """Time at which groups that were left are joined again."""
         self._numbers = 0
 
     # --- groups
@@ -186,6 +191,7 @@ class MemberCore:
             if any(held.unreported or held.reporting or held.to_report for held in stream.parts.values()):
                 continue
             del self._groups[group]
+            self._rejoin_at = min(self._rejoin_at, now + REJOIN_S * (0.75 + 0.5 * self._uniform()))
             if stream.number:
                 del self._by_number[stream.number]
                 effects.append(CloseMember(stream.number))
@@ -273,6 +279,7 @@ class MemberCore:
             return False
         self.counters.delivered += count
         self.counters.redelivered += again
+        self._finished.discard(part)  # a seek went back
         stream.parts.setdefault(part, PartHeld()).unreported.update(range(base, base + count))
         return True
 
@@ -395,7 +402,7 @@ class MemberCore:
 
     def next_deadline(self) -> float:
         """Time at which `tick` has something to do, monotonic seconds."""
-        deadline = inf
+        deadline = self._rejoin_at
         for stream in self._groups.values():
             if not stream.number:
                 deadline = min(deadline, stream.link.rest_until)
@@ -404,8 +411,13 @@ class MemberCore:
         return deadline
 
     def tick(self, now: float) -> list[Effect]:
-        """End back-offs."""
-        effects = self._connect(now)
+        """End back-offs, and join groups again that were left long ago: they say which parts are finished still."""
+        effects: list[Effect] = []
+        if now >= self._rejoin_at:
+            self._rejoin_at, known = inf, self.topic.lineage.parts
+            self._finished = {each for each in self._finished if each in known and known[each].group in self._groups}
+            effects += self.set_topic(self.topic, now)
+        effects += self._connect(now)
         for stream in self._groups.values():
             if stream.number and stream.turns and stream.rest_until and now >= stream.rest_until:
                 stream.rest_until = 0.0
@@ -419,6 +431,7 @@ class MemberCore:
             effects += [*self._void(stream), CloseMember(number)]
         self._groups.clear()
         self._by_number.clear()
+        self._rejoin_at = inf
         return effects
 
 

@@ -66,3 +66,14 @@ def test_what_is_closed_while_it_opens_leaves_the_topic(make: Callable[[Any], Ch
         assert await reading.next() is None
 
     asyncio.run(play())
+
+
+async def test_a_member_that_is_not_open_joins_nothing() -> None:
+    """`async for message in topic.channel("c")` kept its messages after the loop was left."""
+    directory = Directory()
+    directory.may_answer.set()
+    context = around(directory)
+    with pytest.raises(NotConnected, match="async with topic"):
+        async for _ in ChannelMember(context, Joining("orders", "c", 10), ready):
+            pass
+    assert (directory.followers, context.users) == ([], set())

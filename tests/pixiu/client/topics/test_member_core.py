@@ -9,6 +9,7 @@ import pytest
 
 from pixiu.client.options import ClientOptions
 from pixiu.client.topics.reading.member_core import (
+    REJOIN_S,
     AskTopic,
     CloseMember,
     Effect,
@@ -117,6 +118,37 @@ def test_it_joins_the_groups_of_new_parts_and_leaves_those_that_are_finished() -
     (report,) = reports(core, stream)
     core.reported(stream, report.request, 1, [0, 1], [], None, 0.0)
     assert CloseMember(stream) in core.set_topic(cluster.topic(), 0.0)
+
+
+def test_it_comes_back_to_a_group_that_it_left_when_a_seek_went_back_into_a_sealed_part() -> None:
+    cluster = Cluster(1, 2)
+    core, (stream,) = joined(cluster)
+    cluster.resize([1], [Range(0, SLOTS, 1)])
+    core.set_topic(cluster.topic(), 0.0)
+    assert CloseMember(stream) in core.finished([1], 0.0)
+    (again,) = [each for each in core.tick(core.next_deadline()) if isinstance(each, OpenMember)]
+    assert again.address == "g0a"
+    core.answered(again.stream)
+    assert CloseMember(again.stream) in core.finished([1], 100.0)  # no seek yet: it leaves at once
+    assert 100.0 < core.next_deadline() <= 100.0 + 1.25 * REJOIN_S
+    (again,) = [each for each in core.tick(core.next_deadline()) if isinstance(each, OpenMember)]
+    core.answered(again.stream)
+    assert core.delivered(again.stream, 1, 0, 1, 1)
+    assert core.acknowledge(Place(again.stream, 1, 0)) == [Reportable(again.stream)]
+
+
+def test_a_part_whose_messages_come_again_is_not_finished() -> None:
+    cluster = Cluster(2, 1)
+    core, (stream,) = joined(cluster)
+    cluster.resize([1], [Range(0, SLOTS // 2, 0)])
+    core.set_topic(cluster.topic(), 0.0)
+    core.finished([1], 0.0)
+    core.delivered(stream, 1, 0, 1, 1)
+    core.stream_died(stream, 1.0, "g0b")
+    cluster.groups = 2
+    cluster.resize([2, 3], [Range(0, SLOTS, 1)])
+    core.set_topic(cluster.topic(), 1.0)
+    assert not [each for each in core.finished([2, 3], 1.0) if isinstance(each, CloseMember)]
 
 
 @pytest.mark.parametrize("seed", range(5))

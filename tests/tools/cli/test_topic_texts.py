@@ -1,0 +1,49 @@
+"""What `pixiu topic …` says."""
+
+from __future__ import annotations
+
+import pytest
+
+from pixiu.wire.v1 import topic_pb2
+from tools.topics import tables
+from tools.topics.channels import moved_text
+from tools.topics.command import none_text
+from tools.topics.values import duration_text
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "most", "text"),
+    [
+        (604_800_000, 4, "7 days"), (60_000, 4, "1 minute"), (90_061_000, 4, "1 day 1 hour 1 minute 1 second"),
+        (1_500, 4, "1 second 500 ms"),
+        (90_061_500, 2, "1 day 1 hour"), (12, 2, "12 ms"), (0, 4, "0 seconds"),
+    ],
+)  # fmt: skip
+def test_a_time_is_said_in_units_of_people(milliseconds: int, most: int, text: str) -> None:
+    assert duration_text(milliseconds, most) == text
+
+
+def test_a_topic_is_kept_for_days() -> None:
+    topic = topic_pb2.TopicDescription(settings=topic_pb2.TopicSettings(retention_s=604_800))
+    assert tables.settings_text(topic) == "kept 7 days"
+
+
+def test_a_reason_is_said_once_for_all_parts() -> None:
+    parts = [topic_pb2.ChannelPart(channel="c", part=number, stuck=["no member is here"]) for number in (3, 1, 2, 7)]
+    shown = tables.Shown(topic_pb2.TopicDescription(), {}, [*parts, topic_pb2.ChannelPart(channel="d", part=1, stuck=["x"])], {})
+    assert shown.stuck() == ["c, parts 1-3, 7: no member is here", "d, part 1: x"]
+
+
+@pytest.mark.parametrize(
+    ("offset", "text"),
+    [(3, "; it goes on at 1:3"), (9, "; it goes on at 1:5, its end, and not at 9"), (5, "; it goes on at 1:5")],
+)
+def test_a_seek_beyond_the_end_says_where_it_went(offset: int, text: str) -> None:
+    there = [topic_pb2.ChannelPart(part=1, floor=min(offset, 5), end=5)]
+    assert moved_text(topic_pb2.SeekChannel(offset=offset), there) == text
+    assert moved_text(topic_pb2.SeekChannel(end=True), there) == ""
+
+
+def test_a_login_that_sees_no_topic_is_not_told_to_make_one() -> None:
+    assert "create" in none_text("", login=False)
+    assert "create" not in none_text("a", login=True)
