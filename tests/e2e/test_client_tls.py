@@ -115,7 +115,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, backend: Backend) -> Iterato
     folder = tmp_path_factory.mktemp("tls")
     for authority in ("ca", "clients", "strangers"):
         make_authority(folder / authority, authority)
-    for role in ("gateway", "proxy"):
+    for role in ("gateway", "proxy", "topic"):
         issue(folder / "ca", role, folder / "listener", hosts=("127.0.0.1", "localhost"))
     for name in ("ann", "ben", "eve"):
         issue(folder / "clients", "client", folder / "own", name=name)
@@ -126,7 +126,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, backend: Backend) -> Iterato
     (folder / "revoked").write_text("")
     logins.write_rules(CERTIFICATES + ASK.format(port=backend.server_port) + RULES)
     settings = logins.settings()
-    for role in ("gateway", "proxy"):
+    for role in ("gateway", "proxy", "topic"):
         settings[f"{role}.tls_certificate"] = str(folder / f"listener/{role}.pem")
         settings[f"{role}.client_ca"] = str(folder / "clients/ca.pem")
     with pixiu.testing.cluster(settings=settings, mail=False) as cluster:
