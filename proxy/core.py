@@ -517,7 +517,7 @@ class Core:
             return errors.InvalidArgument, f"this proxy does not accept {name} messages (proxy.kinds); use another one"
         role, destinations = ("broker", self._brokers) if to_room else ("relay", self._relays)
         if not self._brokers.partitions:
-            return errors.Unavailable, "this proxy has just started and does not know the cluster yet; send it again"
+            return errors.Unavailable, STARTING
         if not destinations.partitions:
             return errors.Unavailable, "this cluster has no relays: `pixiu up --relays 2` has them"
         partition = key % destinations.partitions
@@ -527,7 +527,8 @@ class Core:
         self.counters.records_refused += len(refused)
         if batch is not None:
             for index, error, text in refused:
-                ev.add_failure(batch.failures, ev.Failure(batch.first + index, batch.first + index, error.code, text))
+                position, later = batch.first + index, STARTING_MS if text is STARTING else 0
+                ev.add_failure(batch.failures, ev.Failure(position, position, error.code, text, later))
 
     def _malformed(self, batch: _Batch | None) -> None:
         self.counters.batches_malformed += 1
@@ -595,6 +596,9 @@ class Core:
 
 
 OFFLINE = "the user has no device online that takes messages; nobody got it, and it is not kept"
+STARTING: Final = "this proxy has just started and does not know the cluster yet; send it again"
+STARTING_MS: Final = 200
+"""Time after which a sender tries again, milliseconds."""
 GONE_MEANWHILE = "its partition lost its last replica while it waited; `pixiu status` shows which are missing"
 NOT_CONFIRMED = "a broker or relay did not confirm it: it may be lost; sending it again with the same ID is safe"
 NO_RECEIPTS = "this cluster has no gateways of its own (cluster.router_root): send it through a proxy of the cluster that has them"

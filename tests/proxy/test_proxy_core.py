@@ -46,6 +46,14 @@ def test_a_doubted_replica_is_chosen_only_when_there_is_no_other() -> None:
     assert sends(publish(core, [room(1, 1)]))[0].peer == A
 
 
+def test_a_proxy_that_has_just_started_says_when_to_try_again() -> None:
+    (reply,) = publish(core_with(ev.BrokersChanged(0, ())), [room(4, 1), room(5, 2)])
+    assert isinstance(reply, ev.Reply)
+    (failure,) = reply.failures
+    assert (failure.first, failure.last, failure.code) == (1, 2, "UNAVAILABLE")
+    assert failure.retry_after_ms > 0
+
+
 def test_the_first_lane_has_a_parcel_of_its_own() -> None:
     effects = publish(core_with(), [room(4, 1), room(4, 2, type=0)])
     assert [(send.lane, len(send.records)) for send in sends(effects)] == [(0, 1), (1, 1)]
