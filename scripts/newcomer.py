@@ -110,9 +110,10 @@ PLAYED: Final[dict[str, Play]] = {
     f'{PX} send --mail --user 7 "kept for you"': Play(shows=("replicated",)),
     f"{PX} inbox list 7": Play(shows=("kept for you",)),
     f"{PX} topic create orders --parts 2": Play(shows=("orders: 2 parts",)),
-    f"{PX} topic write orders --count 10": Play(shows=("stored: 10 messages",)),
+    f"{PX} topic write orders --count 1000": Play(shows=("stored: 1,?000 messages",)),
     f"{PX} topic read orders": Play(shows=(r"(?m)^[12]:0\t",)),
     f"{PX} topic split orders 1": Play(shows=("orders: ",)),
+    f"{PX} topic show orders": Play(shows=("(?m)^part ", "sealed")),
     f"{PX} probe": Play(shows=("total .*ms", "all .*paths work")),
     f"{PX} double broker --dry-run": Play(shows=("broker: .* partitions",)),
     f"{PX} pipeline audit": Play(

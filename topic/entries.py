@@ -217,7 +217,7 @@ class ChannelSettings(NamedTuple):
     """Time after which a message that its member neither acknowledged nor refused is delivered again."""
     removed: bool = False
     filter: str = ""
-    """Conditions on headers, JSON; empty: none. See `topic.dispatch.filters`."""
+    """Conditions on headers, JSON; empty: none. See `pixiu.wire.filters`."""
     version: int = 0
     """As of `TopicSettings`."""
 

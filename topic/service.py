@@ -28,6 +28,7 @@ from pixiu.discovery import paths
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.errors import DiskFull, Draining, Overloaded, PixiuError, Unavailable, error_of_code
+from pixiu.wire.block import Block, Stamp
 from pixiu.wire.v1 import topic_pb2_grpc
 from registry.mailbox import Requests
 from topic import events as ev
@@ -215,9 +216,9 @@ class Service(StoreShell):
         """See `Parts`."""
         return self._replica.lease_valid()
 
-    def slots(self, part: int, low: int, high: int) -> Sequence[int]:
+    def blocks(self, part: int, low: int, high: int) -> Sequence[tuple[Stamp, Block]]:
         """See `Parts`."""
-        return self.store.slots(part, low, high)
+        return self.store.blocks(part, low, high)
 
     # --- the replica
 

@@ -6,8 +6,8 @@
      {"header": "path", "regex": "/a/[0-9]+"},
      {"header": "state", "not": {"equal": "old"}}]   the header is there, and the condition does not hold
 
-Values are compared as UTF-8. A message without the header of a condition does not match, whatever the condition is. Of several headers
-with one name, one that fulfils the condition is enough, and none may fulfil what is negated.
+Values are compared as UTF-8. A message without the header of a condition does not match, whatever the condition is. Of several
+headers with one name, one that fulfils the condition is enough, and none may fulfil what is negated.
 
 A block is searched for the bytes of a header first, so messages that cannot match cost no more than their bytes.
 

@@ -24,7 +24,7 @@ PATIENT_S = 110.0
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Every role once."""
     folder = tmp_path_factory.mktemp("examples")
-    with running_cluster(folder, "--xius=1", "--pis=1", layout="small") as cluster:
+    with running_cluster(folder, "--xius=1", "--pis=1", "--topics=1", layout="small") as cluster:
         cluster.wait_healthy()
         yield cluster
 
@@ -83,3 +83,29 @@ async def test_the_bot_answers_and_ends_at_ctrl_c(small: LocalCluster) -> None:
     finally:
         bot.kill()
         bot.wait()
+
+
+@pytest.mark.parametrize("topic", ["first", "second"])
+def test_every_order_is_billed_once_and_one_of_them_at_the_second_attempt(small: LocalCluster, topic: str) -> None:
+    shown = output(small, "orders.py", f"orders-{topic}").splitlines()
+    assert shown[0] == "12 orders are stored"
+    billed = sorted(shown[1:13], key=lambda line: int(line.split()[2]))
+    assert billed == [
+        f"billed order {number} of customer-{number % 3}{', attempt 2' if number == 5 else ''}" for number in range(1, 13)
+    ]
+    assert shown[13:] == [*(f"customer-{number} has 4 orders" for number in range(3)), "0 orders wait for billing"]
+
+
+def test_events_of_an_account_stay_in_order_while_the_topic_is_split(small: LocalCluster) -> None:
+    shown = output(small, "change_events.py", "ledger").splitlines()
+    assert shown == ["4 accounts with 25 events each, 0 out of order", "the topic has 2 open parts, 1 sealed"]
+
+
+def test_a_job_that_is_started_again_stores_what_is_new(small: LocalCluster, tmp_path: Path) -> None:
+    file = tmp_path / "readings.csv"
+    lines = [f"sensor-{number % 5},{number}\n" for number in range(30)]
+    file.write_text("".join(lines[:20]))
+    assert output(small, "nightly_load.py", str(file)) == "20 lines, began after line 0, stored 20\n"
+    file.write_text("".join(lines))
+    assert output(small, "nightly_load.py", str(file)).endswith("stored 10\n")
+    assert output(small, "nightly_load.py", str(file)).endswith("stored 0\n")

@@ -38,6 +38,8 @@ ROOMS = range(2000, 2040)
 MEMBERS = re.compile(r'^pixiu_\w+_members_by_instance\{[^}]*instance="(\d+)"\} (\d+)', re.MULTILINE)
 STOPPED_S = 10.0
 APART_S = 0.01
+ROUND_S = 3.0
+"""Time for a round to arrive, on a loaded machine too. What the process that stands still would have carried never does."""
 
 
 def top(cluster: LocalCluster, *arguments: str) -> dict[str, Any]:
@@ -201,7 +203,7 @@ class Traffic:
         async def one_round() -> bool:
             wanted = self.round_of()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.5):
+                async with asyncio.timeout(ROUND_S):
                     while not all(some <= listener.got for listener, some in wanted.items()):
                         await asyncio.sleep(0.01)
                     return True

@@ -77,9 +77,8 @@ class Logins:
 
     def settings(self) -> dict[str, str]:
         """What a cluster is to be told."""
-        return {
-            "cluster.key_dir": str(self.keys), "proxy.access_file": str(self.file), "gateway.access_file": str(self.file),
-        }  # fmt: skip
+        files = {f"{role}.access_file": str(self.file) for role in ("proxy", "gateway", "topic")}
+        return {"cluster.key_dir": str(self.keys)} | files
 
 
 def login(secret: str = "pass-phrase", user: str = "zoe", address: str = "10.0.0.9") -> Credentials:

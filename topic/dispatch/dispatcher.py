@@ -58,7 +58,7 @@ class Queue:
     missing: set[int] = field(default_factory=set)
     """IDs of parents that the channel has not finished, as far as is known."""
     alarm: float = NEVER
-    """When it is looked at again, whatever happens."""
+    """Time at which it is looked at again, whatever happens."""
 
 
 class Dispatcher:
@@ -344,7 +344,7 @@ class Dispatcher:
         return found
 
     def _skip(self, part: int, queue: Queue, now: float) -> list[Pending]:
-        """What is not wanted counts as acknowledged, many messages by one entry."""
+        """Acknowledge what is not wanted, many messages by one entry."""
         skipped, found = queue.ready.skipped, list[Pending]()
         if skipped.count >= SKIPPED_ENOUGH or (skipped.count and (queue.part.sealed or skipped.since + SKIPPED_S <= now)):
             while skipped.count:

@@ -179,7 +179,7 @@ class Lanes:
         return at - low
 
     def _new_in(self, piece: Sorted) -> list[Sorted]:
-        """What no lane has."""
+        """Messages that no lane has."""
         known = self._slot_of
         found = ranges(offset for offset in range(piece.low, piece.high) if offset not in known)
         return [Sorted(low, high, piece.kind) for low, high in found]

@@ -117,7 +117,7 @@ class AnyOrder:
         self._next = progress.acks.floor
         """Everything below was looked at, or given."""
         self._parked: dict[str, deque[Run]] = {}
-        """What may be given, by tag."""
+        """Messages that may be given, by tag."""
         self._backlog: list[tuple[int, int]] = []
         """Messages below `_next` that have to be looked at again, the first at the end."""
         self._waiting = [(due, low, high) for low, high, due in _dues(progress, clock_us, now)]
@@ -298,7 +298,7 @@ class AnyOrder:
 
 
 def _dues(progress: Progress, clock_us: int, now: float) -> Iterable[tuple[int, int, float]]:
-    """What waits in the state, as ranges that are due at the same time: (low, high, monotonic seconds)."""
+    """Messages that wait in the state, as ranges that are due at the same time: (low, high, monotonic seconds)."""
     by_due = dict[int, list[int]]()
     for offset, each in progress.waiting.items():
         by_due.setdefault(each.due_us, []).append(offset)

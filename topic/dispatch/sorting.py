@@ -1,4 +1,4 @@
-"""Which messages of a part concern a channel, and whom: by its filter, marks of load tests, tags, delays and expiry. Pure.
+"""Sorts messages of a part for a channel: by its filter, marks of load tests, tags, delays and expiry. Pure.
 
     block ──flags of the head──▶ nothing to look at: all of it is for anybody
               └──index, fields──▶ ranges: to skip (they count as acknowledged) | for members with a tag | for anybody | not yet due
@@ -26,7 +26,7 @@ FIELDS: Final = Flag.TAG | Flag.DELIVER_AT | Flag.EXPIRES
 class Blocks(Protocol):
     """Interface to the blocks of parts."""
 
-    def __call__(self, part: int, low: int, high: int, /) -> Sequence[tuple[Stamp, Block]]:
+    def __call__(self, part: int, low: int, high: int, /) -> Iterable[tuple[Stamp, Block]]:
         """The blocks that hold the messages [low, high) of a part, or the first of them; none if the first cannot be read."""
 
 

@@ -90,7 +90,10 @@ def test_the_environment_wins_over_the_file_and_set_over_both(tmp_path: Path) ->
             "[router]\npartitoin = 1\n",
             'FILE: [router]: there is no option "partitoin". Did you mean partition? Known: advertised_host',
         ),
-        ("[clutser]\n", 'FILE: there is no table "clutser". Did you mean cluster? Known: admin, broker, cluster, gateway, pi, proxy'),
+        (
+            "[clutser]\n",
+            'FILE: there is no table "clutser". Did you mean cluster? Known: admin, broker, cluster, gateway, pi, proxy',
+        ),
         ("router = 5\n", "FILE: router = 5: must be a table, [router]"),
         ("[router]\npartition = 128\n", "FILE: [router] partition = 128: must be an integer from 0 to 127"),
         ('[router]\npartition = "1"\n', 'FILE: [router] partition = "1": must be an integer from 0 to 127'),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from cluster.core.contract import END_OF_TURN, TICK
@@ -51,7 +51,7 @@ class Replica:
     def may_deliver(self) -> bool:
         return self.node.core is not None and self.node.core.may_read(self.group.now)
 
-    def blocks(self, part: int, low: int, high: int) -> Sequence[tuple[Stamp, Block]]:
+    def blocks(self, part: int, low: int, high: int) -> Iterable[tuple[Stamp, Block]]:
         return self.store.blocks(part, low, high)
 
     def message_at(self, part: int, offset: int) -> Message | None:
