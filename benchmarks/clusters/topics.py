@@ -41,6 +41,7 @@ from benchmarks.clusters import topic_scale
 from benchmarks.clusters.growth import folder_of, say
 from tests.history.topics import CONFIRMED, GIVEN, Note, Stored, Verdict, judge, parse
 from tests.support.cluster import LocalCluster, running_cluster
+from tests.support.shared_zookeeper import end_shared_server
 
 ORDERS = "orders"
 CHANNELS = {"any": False, "ordered": True}
@@ -373,6 +374,8 @@ def main() -> int:
                 asyncio.run(RUNS[what](arguments, folder, findings))
             except (AssertionError, TimeoutError, pixiu.PixiuError) as error:
                 findings.problems.append(f"{what}: {error!r}")
+            finally:
+                end_shared_server()
     if arguments.json:
         print(json.dumps({"figures": findings.figures, "problems": findings.problems}, ensure_ascii=False))
     else:
