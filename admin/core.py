@@ -22,6 +22,7 @@ from admin.placement import Places
 from admin.steps import Done, Step
 from admin.tracked import MAX_ASKED, Asked, Group, Topic, Waiting
 from cluster.core.contract import NEVER, EventTable, Tick
+from cluster.topics.entries import part_id
 from pixiu.discovery.topics import Numbers, PartState, TopicNode, check_name
 from pixiu.errors import (
     InvalidArgument,
@@ -345,7 +346,7 @@ class Core:
             self._names.pop(topic.node.topic, None)
             for part in topic.node.parts:
                 if node is None or node.part(part.number) is None:
-                    self._group(part.group).loads.pop(entries.part_id(topic.node.topic, part.number), None)
+                    self._group(part.group).loads.pop(part_id(topic.node.topic, part.number), None)
         topic.version, topic.node = version, node
         self._bin.pop(topic.name, None)
         self._held.pop(topic.name, None)

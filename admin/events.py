@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cluster.core.contract import Tick
+from cluster.topics.entries import KnownWriter
 from pixiu.discovery.topics import Numbers, TopicNode
 from pixiu.errors import Refusal
 
@@ -89,15 +90,6 @@ class Resize:
 Change = CreateTopic | AlterTopic | DeleteTopic | RestoreTopic | SetChannel | RemoveChannel | Resize
 
 # --- what groups say
-
-
-class KnownWriter(NamedTuple):
-    """State of a writer in a sealed part, as its seal reports it."""
-
-    part: int
-    writer: int
-    position: int
-    progress: int
 
 
 class Load(NamedTuple):

@@ -12,6 +12,7 @@ import grpc.aio
 
 from admin import entries
 from admin import events as ev
+from cluster.topics import entries as en
 from cluster.wire.v1 import topic_group_pb2, topic_group_pb2_grpc
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
@@ -56,7 +57,7 @@ class Groups:
         try:
             if found.refusal.code:
                 return ev.Appended(effect.token, False, found.refusal.text)
-            writers = entries.writers_of(found.sealed) if effect.kind == entries.SEAL and found.ok else ()
+            writers = entries.writers_of(found.sealed) if effect.kind == en.SEAL and found.ok else ()
         except MalformedData as error:
             return ev.Appended(effect.token, failure=str(error))
         return ev.Appended(effect.token, found.ok, found.why, writers)

@@ -16,7 +16,8 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from admin import entries
-from admin.events import KnownWriter
+from cluster.topics import entries as en
+from cluster.topics.entries import KnownWriter, encode_drop, part_id
 from pixiu.discovery.topics import PartState, TopicNode, TopicPart
 
 Key = tuple[int, int, int]
@@ -58,14 +59,14 @@ def ready(node: TopicNode, done: Answers) -> Iterator[Step]:
         return
     if node.settled < node.version:
         for group in node.groups:
-            key = (entries.TOPIC, group, 0)
+            key = (en.TOPIC, group, 0)
             if not _has(done, key, node.version):
-                yield Step(key, group, entries.TOPIC, entries.set_topic(node), node.version, node.version)
+                yield Step(key, group, en.TOPIC, entries.set_topic(node), node.version, node.version)
                 continue
             for channel in node.channels:
-                key = (entries.CHANNEL, group, channel.channel)
+                key = (en.CHANNEL, group, channel.channel)
                 if channel.version > node.settled and not _has(done, key, channel.version):
-                    yield Step(key, group, entries.CHANNEL, entries.set_channel(node, channel), node.version, channel.version)
+                    yield Step(key, group, en.CHANNEL, entries.set_channel(node, channel), node.version, channel.version)
     for part in node.parts:
         step = _step_of(node, part, done)
         if step is not None:
@@ -74,36 +75,36 @@ def ready(node: TopicNode, done: Answers) -> Iterator[Step]:
 
 def leads_on(step: Step) -> bool:
     """True if other entries wait for this one."""
-    return step.kind in (entries.TOPIC, entries.SEAL) or (step.kind == entries.OPEN and step.key[2] > 0)
+    return step.kind in (en.TOPIC, en.SEAL) or (step.kind == en.OPEN and step.key[2] > 0)
 
 
 def _purge(node: TopicNode, done: Answers) -> Iterator[Step]:
     """A group drops an open part only after it knows that the topic is deleted."""
     for group in node.groups:
-        key = (entries.TOPIC, group, 0)
+        key = (en.TOPIC, group, 0)
         if not _has(done, key, node.version):
-            yield Step(key, group, entries.TOPIC, entries.set_topic(node), node.version, node.version)
+            yield Step(key, group, en.TOPIC, entries.set_topic(node), node.version, node.version)
     for part in node.parts:
-        known = _has(done, (entries.TOPIC, part.group, 0), node.version)
-        if known and not _has(done, (entries.DROP, part.number, 0)):
+        known = _has(done, (en.TOPIC, part.group, 0), node.version)
+        if known and not _has(done, (en.DROP, part.number, 0)):
             yield _drop(node, part)
 
 
 def _step_of(node: TopicNode, part: TopicPart, done: Answers) -> Step | None:
     match part.state:
         case PartState.SEALING:
-            key = (entries.SEAL, part.number, 0)
-            return None if _has(done, key) else Step(key, part.group, entries.SEAL, entries.seal_part(node, part), node.version)
+            key = (en.SEAL, part.number, 0)
+            return None if _has(done, key) else Step(key, part.group, en.SEAL, entries.seal_part(node, part), node.version)
         case PartState.OPENING:
-            key = (entries.OPEN, part.number, 0)
-            if _has(done, key) or not _has(done, (entries.TOPIC, part.group, 0), 1):
+            key = (en.OPEN, part.number, 0)
+            if _has(done, key) or not _has(done, (en.TOPIC, part.group, 0), 1):
                 return None
-            seals = [done.get((entries.SEAL, parent, 0)) for parent in part.parents]
+            seals = [done.get((en.SEAL, parent, 0)) for parent in part.parents]
             if any(seal is None for seal in seals):
                 return None
             return _open(node, part, done, sorted({writer for seal in seals if seal is not None for writer in seal.writers}))
         case PartState.DROPPING:
-            return None if _has(done, (entries.DROP, part.number, 0)) else _drop(node, part)
+            return None if _has(done, (en.DROP, part.number, 0)) else _drop(node, part)
     return None
 
 
@@ -111,15 +112,15 @@ def _open(node: TopicNode, part: TopicPart, done: Answers, writers: Sequence[Kno
     """The next OPEN of a part: one after the other, so that the last one finds everything."""
     left = max(len(writers) - 1, 0) // MAX_WRITERS
     first = 0
-    while left and _has(done, (entries.OPEN, part.number, left)):
+    while left and _has(done, (en.OPEN, part.number, left)):
         first, left = first + MAX_WRITERS, left - 1
     payload = entries.open_part(node, part, writers[first : first + MAX_WRITERS], more=left > 0)
-    return Step((entries.OPEN, part.number, left), part.group, entries.OPEN, payload, node.version)
+    return Step((en.OPEN, part.number, left), part.group, en.OPEN, payload, node.version)
 
 
 def _drop(node: TopicNode, part: TopicPart) -> Step:
-    payload = entries.drop_part(entries.part_id(node.topic, part.number))
-    return Step((entries.DROP, part.number, 0), part.group, entries.DROP, payload, node.version)
+    payload = encode_drop(part_id(node.topic, part.number))
+    return Step((en.DROP, part.number, 0), part.group, en.DROP, payload, node.version)
 
 
 def _has(done: Answers, key: Key, version: int = 0) -> bool:
@@ -136,7 +137,7 @@ def after(node: TopicNode, done: Answers, wall_ms: int) -> TopicNode | None:
     gone = {number for number, state in states.items() if state is None}
     parts = tuple(_in_state(part, states.get(part.number), wall_ms) for part in node.parts if part.number not in gone)
     # Steps that wait for others show as parts that are still on their way. What is dropped concerns no client.
-    complete = all(step.kind == entries.DROP for step in left) and not any(part.state in MOVING for part in parts)
+    complete = all(step.kind == en.DROP for step in left) and not any(part.state in MOVING for part in parts)
     channels = tuple(each for each in node.channels if not each.removed) if complete else node.channels
     changed = parts != node.parts or channels != node.channels
     version = node.version + 1 if changed else node.version
@@ -159,11 +160,11 @@ def _states(node: TopicNode, done: Answers) -> dict[int, PartState | None]:
     """
     found: dict[int, PartState | None] = {}
     for part in node.parts:
-        if part.state is PartState.OPENING and _has(done, (entries.OPEN, part.number, 0)):
+        if part.state is PartState.OPENING and _has(done, (en.OPEN, part.number, 0)):
             found[part.number] = PartState.OPEN
-        elif part.state is PartState.SEALING and _has(done, (entries.SEAL, part.number, 0)):
+        elif part.state is PartState.SEALING and _has(done, (en.SEAL, part.number, 0)):
             found[part.number] = PartState.SEALED
-        elif part.state is PartState.DROPPING and _has(done, (entries.DROP, part.number, 0)):
+        elif part.state is PartState.DROPPING and _has(done, (en.DROP, part.number, 0)):
             found[part.number] = None
     opening = [part for part in node.parts if part.state is PartState.OPENING]
     ties = [(parent, part.number) for part in opening for parent in part.parents]

@@ -20,16 +20,16 @@ from cluster.core.contract import NEVER, EndOfTurn, EventTable, Tick
 from cluster.replication.core.events import Accepted, Persisted
 from cluster.replication.core.refusals import not_leader
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
+from cluster.topics import entries as en
+from cluster.topics.entries import Settlement
 from pixiu.errors import InvalidArgument, MalformedData, NotServed, OutcomeUnknown, Overloaded, PixiuError, Refusal
 from pixiu.wire.block import Block, Stamp
 from pixiu.wire.filters import Filter
 from pixiu.wire.levels import Level, Triple
-from topic import entries as en
 from topic import events as ev
 from topic.dispatch.channels import Channels
 from topic.dispatch.dispatcher import Dispatcher
 from topic.dispatch.flights import Pending
-from topic.entries import Settlement
 from topic.state.parts import Appended, Verdict
 from topic.state.state import Done, State
 from topic.writes import Writes

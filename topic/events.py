@@ -51,8 +51,8 @@ class WriteRequested:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """An entry to be appended. Answered by `Reply`. Of the admin: one of `topic.entries.ADMIN_KINDS`. Of the shell: TRIM by
-    retention, LOST for a gap that no replica can fill; SEEK and RESEND that a client asks for."""
+    """An entry to be appended. Answered by `Reply`. Of the admin: one of `cluster.topics.entries.ADMIN_KINDS`. Of the shell: TRIM
+    by retention, LOST for a gap that no replica can fill; SEEK and RESEND that a client asks for."""
 
     request: int
     kind: int

@@ -15,6 +15,7 @@ from typing import Any, Final
 import grpc.aio
 
 from cluster.process.context import Context
+from cluster.topics import entries as en
 from cluster.wire.v1 import topic_group_pb2 as pb
 from cluster.wire.v1 import topic_group_pb2_grpc as pb_grpc
 from pixiu.discovery.node import Node
@@ -22,7 +23,6 @@ from pixiu.discovery.topics import read_topic
 from pixiu.errors import NotServed, PixiuError
 from pixiu.rpc.channels import Channels
 from pixiu.wire.block import stamped
-from topic import entries as en
 from topic import events as ev
 from topic.clients.group import Group, refusal_of
 from topic.rates import Rates

@@ -22,13 +22,13 @@ from typing import Any, Final
 import grpc.aio
 
 from cluster.process.context import Context
+from cluster.topics import entries as en
 from cluster.wire.v1 import topic_group_pb2 as pb
 from cluster.wire.v1 import topic_group_pb2_grpc as pb_grpc
 from pixiu.discovery.node import Node
 from pixiu.errors import MalformedData, PixiuError, StorageError
 from pixiu.rpc.channels import Channels
 from pixiu.wire.block import STAMP_BYTES, parse_stored, stored_size
-from topic import entries as en
 from topic.clients.group import Group
 from topic.storage.machine import Machine
 from topic.storage.segment import Gap, Stored

@@ -17,9 +17,9 @@ from cluster.process.context import Context
 from cluster.replication.replica import Replica
 from cluster.store.repair.digests import Digests
 from cluster.store.repair.repairer import StoreRepairer
+from cluster.topics import entries as en
 from cluster.wire.v1 import repair_pb2 as pb
 from pixiu.errors import InvalidArgument
-from topic import entries as en
 from topic.clients.group import Group
 from topic.mending import Mending
 from topic.storage.check import damaged_in

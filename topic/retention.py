@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from cluster.topics import entries as en
 from pixiu.errors import PixiuError
-from topic import entries as en
 from topic.clients.group import Group
 
 NO_LIMIT: Final = 1 << 62

@@ -23,6 +23,7 @@ from cluster.replication.core.refusals import not_leader
 from cluster.store.events import Committed, LeaderChanged, Propose
 from cluster.store.repair.service import RepairService
 from cluster.store.shell import StoreShell
+from cluster.topics.entries import topic_of
 from cluster.wire.v1 import topic_group_pb2_grpc
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node
@@ -37,7 +38,6 @@ from topic.clients.members import Members
 from topic.clients.reads import Reads
 from topic.clients.writes import Writes
 from topic.core import Core, Counters
-from topic.entries import topic_of
 from topic.groups import Parents, TopicGroups
 from topic.mending import Mending
 from topic.options import Options

@@ -9,10 +9,10 @@ import math
 from typing import Final
 
 from cluster.core.token_bucket import Meter
+from cluster.topics.entries import part_id
 from pixiu.errors import MalformedData, Overloaded
 from pixiu.placement.slots import SLOTS
 from pixiu.wire.block import MAX_OFFSET, Block, parse
-from topic.entries import part_id
 from topic.state.parts import MAX_WRITERS, Appended, Verdict
 from topic.state.state import State
 

@@ -26,9 +26,9 @@ from cluster.core.contract import END_OF_TURN, TICK
 from cluster.replication.core.events import Accepted
 from cluster.replication.model import Entry
 from cluster.store.events import Committed, LeaderChanged, Propose
+from cluster.topics import entries as en
 from pixiu.wire import block
 from pixiu.wire.filters import Filter
-from topic import entries as en
 from topic import events as ev
 from topic.core import Core
 from topic.state.state import State

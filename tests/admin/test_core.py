@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from admin import entries, steps
 from admin import events as ev
+from admin import steps
 from admin.core import Core
 from admin.steps import Done
 from admin.tracked import MAX_ASKED
 from cluster.core.contract import TICK
 from cluster.replication.replica import MAX_ENTRY_BYTES
+from cluster.topics import entries as en
 from pixiu.discovery.topics import Numbers, PartState, TopicChannel, TopicNode, TopicPart
 from pixiu.placement.slots import SLOTS
 from tests.admin.world import WALL_MS
-from topic import entries as en
 
 
 def elected(*nodes: TopicNode, groups: int = 1) -> tuple[Core, list[ev.Effect]]:
@@ -63,11 +63,11 @@ def test_a_change_is_refused_if_its_end_would_not_fit_into_the_registry() -> Non
 
 def test_any_number_of_writers_is_inherited_by_entries_that_the_log_takes() -> None:
     most = (1 << 64) - 1
-    seals = [[ev.KnownWriter((1 << 32) - at, most - writer, most >> 1, most) for writer in range(10_000)] for at in range(1, 6)]
+    seals = [[en.KnownWriter((1 << 32) - at, most - writer, most >> 1, most) for writer in range(10_000)] for at in range(1, 6)]
     parents = tuple(TopicPart(at + 1, 0, 1, 0, PartState.SEALING) for at in range(5))
     child = TopicPart(6, 0, SLOTS, 0, PartState.OPENING, (1, 2, 3, 4, 5))
     node = TopicNode("merged", 1, 1, (*parents, child))
-    done = {(entries.SEAL, at + 1, 0): Done(1, writers) for at, writers in enumerate(seals)} | {(entries.TOPIC, 0, 0): Done(1)}
+    done = {(en.SEAL, at + 1, 0): Done(1, writers) for at, writers in enumerate(seals)} | {(en.TOPIC, 0, 0): Done(1)}
     found, more = list[en.KnownWriter](), [True]
     while more[-1]:
         (step,) = steps.ready(node, done)

@@ -12,11 +12,11 @@ from admin import events as ev
 from admin.core import Core
 from cluster.core.contract import NEVER, TICK
 from cluster.replication.model import Entry
+from cluster.topics import entries as en
 from pixiu.discovery.topics import ENDED, SETTINGS, Numbers, PartState, TopicNode
 from pixiu.errors import MalformedData
 from pixiu.placement.slots import Lineage, Part
 from pixiu.wire.block import Message, Stamp, encode
-from topic import entries as en
 from topic.state.parts import Appended, Verdict
 from topic.state.state import Done, Sealed, State
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from cluster.topics import entries as en
 from cluster.wire.v1.repair_pb2 import GiveUpRequest, VerifyRequest
 from cluster.wire.v1.repair_pb2_grpc import RepairStub
 from pixiu.discovery.node import Node
@@ -35,7 +36,6 @@ from tests.support.topics import (
     read_all,
 )
 from tests.support.waiting import until
-from topic import entries as en
 
 
 async def test_blocks_are_written_read_and_consumed(roles: Roles) -> None:

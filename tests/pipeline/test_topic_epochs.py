@@ -9,11 +9,11 @@ from collections.abc import Generator, Iterator, Sequence
 import pytest
 
 from cluster.replication.model import Entry
+from cluster.topics import entries as en
 from pipeline.topics.epochs import MAX_EPOCH, MAX_ROWS, Epoch, Mark, Outgoing, Row, Stored, writer_of
 from pixiu.errors import Gone, InvalidArgument
 from pixiu.placement.slots import SLOTS, Lineage, Part, Range, slot_of
 from pixiu.wire.block import Stamp, parse
-from topic import entries as en
 from topic.state.parts import Appended, Verdict
 from topic.state.state import Sealed, State
 

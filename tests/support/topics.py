@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import grpc.aio
 
+from cluster.topics import entries as en
 from cluster.wire.v1 import topic_group_pb2 as group_pb
 from cluster.wire.v1 import topic_group_pb2_grpc as group_grpc
 from pixiu.discovery.node import Node
@@ -19,7 +20,6 @@ from pixiu.wire.v1 import topic_pb2 as pb
 from pixiu.wire.v1 import topic_pb2_grpc as pb_grpc
 from tests.support.roles import Roles
 from tests.support.waiting import until
-from topic import entries as en
 
 WAIT_S = 60.0
 TOPIC, CHANNEL = 7, 3

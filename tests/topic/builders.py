@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.replication.model import Entry
+from cluster.topics import entries as en
 from pixiu.wire import block
 from tests.sim.topics.disk import MemoryFiles, MemoryTable
-from topic import entries as en
 from topic.storage.store import Store
 
 TOPIC = 1

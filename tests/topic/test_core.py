@@ -12,13 +12,13 @@ import pytest
 from cluster.core.contract import END_OF_TURN, NEVER, TICK
 from cluster.replication.core.events import Accepted, Persisted
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
+from cluster.topics import entries as en
 from pixiu.errors import Overloaded, Refusal
 from pixiu.placement.slots import SLOTS
 from pixiu.wire.block import Block, Message, Stamp, encode
 from pixiu.wire.levels import Level, Triple
 from tests.topic.builders import CHANNEL, PART, TOPIC, Log, said, written
 from topic import core as topic_core
-from topic import entries as en
 from topic import events as ev
 from topic.core import Core
 from topic.dispatch import channels

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
+from cluster.topics import entries as en
 from pixiu.errors import InvalidArgument, NotServed
 from pixiu.wire.v1 import topic_pb2 as pb
-from topic import entries as en
 from topic import events as ev
 from topic.clients.deliveries import delivery
 from topic.clients.group import Group, topic_named

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from cluster.access.login_guard import LoginSession
+from cluster.topics.entries import TopicSettings
 from pixiu.errors import NotServed, PixiuError, Refusal
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic import events as ev
 from topic.core import Core
-from topic.entries import TopicSettings
 from topic.state.state import State
 from topic.storage.reader import Reader
 from topic.storage.store import Store

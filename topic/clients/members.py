@@ -19,13 +19,13 @@ from cluster.access.login_guard import LoginSession
 from cluster.access.rules import CONSUME
 from cluster.core.turn import Turn
 from cluster.rpc.served import ServedStream, ServedStreams
+from cluster.topics.entries import number_of, part_id
 from pixiu.errors import InvalidArgument, NotLeader, PixiuError, Unavailable
 from pixiu.rpc.duplex import Served
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic import events as ev
 from topic.clients.deliveries import delivery
 from topic.clients.group import Group, refusal_of, require
-from topic.entries import number_of, part_id
 
 MAX_NAME_BYTES: Final = 128
 MAX_FILTER_BYTES: Final = 4096

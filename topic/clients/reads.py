@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from cluster.topics.entries import Child, part_id
 from pixiu.errors import Overloaded, WrongPartition
 from pixiu.wire.block import stamped
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic.clients.group import Group, topic_named
-from topic.entries import Child, part_id
 from topic.state.parts import Part
 from topic.storage.segment import Gap
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Final
 
 from cluster.core.contract import NEVER
+from cluster.topics.entries import ChannelSettings, topic_of
 from pixiu.errors import InvalidArgument, NotServed, Overloaded, PixiuError, Refusal
 from pixiu.wire import filters
 from topic.dispatch.dispatcher import Dispatcher
 from topic.dispatch.flights import Pending
 from topic.dispatch.members import Member
-from topic.entries import ChannelSettings, topic_of
 from topic.events import AskParent, ChannelView, Deliver, Effect, Joined, MemberEnded, PartsFinished
 from topic.state.state import State
 

@@ -18,12 +18,12 @@ from itertools import islice
 from typing import Final
 
 from cluster.core.contract import NEVER
+from cluster.topics.entries import ChannelSettings, Settlement, number_of, part_id, topic_of
 from topic.dispatch.flights import Flights, Pending
 from topic.dispatch.lanes import Lanes
 from topic.dispatch.members import Member, Members
 from topic.dispatch.ready import AnyOrder, Ready
 from topic.dispatch.sorting import FOR_ALL, MICRO, Blocks, Sorter, Wants
-from topic.entries import ChannelSettings, Settlement, number_of, part_id, topic_of
 from topic.events import ChannelView, Deliver, LoadTest, MemberView
 from topic.state.channels import Progress
 from topic.state.parts import Part

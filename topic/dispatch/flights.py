@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from cluster.core.contract import NEVER
-from topic.entries import Dead, Deferred, Reason, Settlement
+from cluster.topics.entries import Dead, Deferred, Reason, Settlement
 from topic.events import Run
 
 MAX_DELAY_S: Final = 365 * 24 * 3600.0

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from topic.entries import Settlement
+from cluster.topics.entries import Settlement
 from topic.state.acks import Acks
 
 MAX_DEAD: Final = 10_000

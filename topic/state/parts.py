@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from cluster.topics.entries import Child, KnownWriter, number_of
 from pixiu.placement.slots import SLOTS
 from pixiu.wire.block import MAX_OFFSET, Block
-from topic.entries import Child, KnownWriter, number_of
 
 MAX_WRITERS: Final = 10_000
 """Writers that a part knows. Policy: those unseen for `WRITER_KEPT_US` are forgotten, and while there are none new ones are

@@ -17,7 +17,7 @@ import struct
 from enum import Enum
 from typing import Any, Final
 
-from topic.entries import ChannelSettings, Child, TopicSettings
+from cluster.topics.entries import ChannelSettings, Child, TopicSettings
 from topic.state.acks import CHUNK
 from topic.state.channels import DeadLetter, Progress, Waiting
 from topic.state.parts import Part, Writer

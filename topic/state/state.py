@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from cluster.replication.model import CLOCK, Entry, EntryKind
+from cluster.topics import entries as en
 from pixiu.wire.block import Block, Stamp
-from topic import entries as en
 from topic.state import rows
 from topic.state.channels import Changes, Progress
 from topic.state.parts import Appended, Part, Verdict

@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 
 from cluster.core.cancellation import to_its_end
 from cluster.replication.model import Entry
+from cluster.topics.entries import number_of, topic_of
 from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged
-from topic.entries import number_of, topic_of
 from topic.state.state import State
 from topic.storage import folder as folders
 from topic.storage.check import damaged_of

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from cluster.replication.model import Entry
+from cluster.topics.entries import number_of, part_id, topic_of
 from pixiu.wire.block import Block, Stamp
-from topic.entries import number_of, part_id, topic_of
 from topic.state.state import State
 from topic.storage.cache import Blocks
 from topic.storage.files import Files

@@ -6,13 +6,13 @@ from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from cluster.topics import entries as en
 from pixiu.placement.slots import SLOTS, Lineage, Part, Range
 from pixiu.wire import block
 from pixiu.wire.levels import Level
 from tests.sim.replication.world import Node
 from tests.sim.topics.group import Group, body_of
 from tests.sim.topics.history import Acknowledged, Confirmed, Message
-from topic import entries as en
 from topic import events as ev
 from topic.events import LoadTest
 from topic.state.parts import Verdict

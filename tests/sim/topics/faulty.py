@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cluster.replication.core.events import Accepted
 from cluster.store.events import LeaderChanged
-from topic import entries as en
+from cluster.topics import entries as en
 from topic import events as ev
 from topic.core import Core, _Report, _reported, _Request
 from topic.dispatch.dispatcher import Dispatcher, Queue

@@ -10,13 +10,13 @@ from cluster.replication.core import events as rep
 from cluster.replication.core.states import State as Role
 from cluster.replication.model import Entry
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
+from cluster.topics import entries as en
 from pixiu.errors import Overloaded, Refusal
 from pixiu.wire.block import Block, Stamp
 from tests.sim.power_cut.disk import Left
 from tests.sim.replication.world import Node, World
 from tests.sim.topics.disk import MemoryFiles, MemoryTable
 from tests.sim.topics.history import Done, Dropped, Message, Opened, Resent, Sealed, Sought, Stored, Voided
-from topic import entries as en
 from topic import events as ev
 from topic.core import Core
 from topic.state.channels import Changes

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from cluster.topics import entries as en
+from cluster.topics.entries import Dead, Deferred, Reason, Settlement
 from tests.topic.builders import CHANNEL, PART, Log
-from topic import entries as en
 from topic.dispatch.dispatcher import Dispatcher
 from topic.dispatch.flights import Pending
 from topic.dispatch.lanes import BATCH
 from topic.dispatch.members import Member
-from topic.entries import Dead, Deferred, Reason, Settlement
 from topic.events import Deliver, LoadTest
 
 

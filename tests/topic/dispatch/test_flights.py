@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.core.contract import NEVER
+from cluster.topics.entries import Dead, Deferred
 from tests.support.effort import runs
 from topic.dispatch import flights
 from topic.dispatch.flights import Flights, Pending
-from topic.entries import Dead, Deferred
 from topic.events import Run
 
 EXAMPLES = runs("PIXIU_TOPIC_EXAMPLES", local=100, ci=500)

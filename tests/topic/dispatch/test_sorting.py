@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from cluster.topics import entries as en
+from cluster.topics.entries import Settlement
 from tests.topic.builders import CHANNEL, PART, said
 from tests.topic.dispatch.test_dispatcher import Bench
-from topic import entries as en
 from topic.dispatch import dispatcher, ready
-from topic.entries import Settlement
 from topic.events import LoadTest
 
 EU = '[{"header": "region", "equal": "eu"}]'

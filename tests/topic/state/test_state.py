@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cluster.replication.model import Entry
+from cluster.topics import entries as en
 from pixiu.errors import MalformedData
 from pixiu.placement.slots import SLOTS
 from tests.topic.builders import CHANNEL, PART, TOPIC, Log
-from topic import entries as en
 from topic.state import channels, parts
 from topic.state.parts import Appended, Verdict
 from topic.state.state import MAX_TOPICS, Done, Sealed, State

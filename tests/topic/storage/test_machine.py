@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cluster.replication.model import Entry
+from cluster.topics import entries as en
 from pixiu.errors import StateDamaged
 from tests.topic.builders import CHANNEL, PART, TOPIC, written
-from topic import entries as en
 from topic.mending import follows
 from topic.storage import folder as folders
 from topic.storage.machine import GAPS, Machine

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.topics import entries as en
 from pixiu.errors import DiskFailed, DiskFull
 from tests.topic.builders import PART, TOPIC, Log, written
-from topic import entries as en
 from topic.state.state import MAX_PARTS
 from topic.storage.files import DiskFiles
 from topic.storage.lmdb_table import LmdbTable

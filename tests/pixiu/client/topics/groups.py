@@ -6,6 +6,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
+from cluster.topics.entries import part_id
 from pixiu.client.topics.topic_map import TopicMap
 from pixiu.client.topics.writing.writer_core import WriterCore
 from pixiu.client.topics.writing.writer_events import (
@@ -22,7 +23,6 @@ from pixiu.client.topics.writing.writer_events import (
 from pixiu.errors import NotLeader, Overloaded, Refusal
 from pixiu.placement.slots import SLOTS, Lineage, Range
 from pixiu.wire.block import parse
-from topic.entries import part_id
 from topic.state.parts import Part
 
 TOPIC = 7
