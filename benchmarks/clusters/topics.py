@@ -4,8 +4,9 @@ A whole cluster as `pixiu up --separate` runs it: two groups with two replicas e
 members of two channels, `any` and `ordered`, are processes of their own (`topic_worker.py`). What they saw is judged by
 `tests/history/topics.py` beside what a reader gets in the end.
 
-    faults   for N rounds something is killed (SIGKILL) or stopped for some seconds (SIGSTOP): a leader, a follower, a whole group,
-             an admin, a proxy, writers or members; in every other round the topic is split, merged or moved at the same moment
+    faults   for N rounds some victims are killed (SIGKILL) or stopped for some seconds (SIGSTOP): a leader, a follower, a whole
+             group, an admin, a proxy, writers or members; with --power the power of a replica or of a whole group is cut
+             (`power.py`); in every other round the topic is split, merged or moved at the same moment
     resize   while messages flow: 4 → 16 → 4 parts, and a move of every part
     holes    a leader is killed while a channel has a hole at every second of its messages
     scale    so many parts and channels in one process
@@ -13,8 +14,8 @@ members of two channels, `any` and `ordered`, are processes of their own (`topic
 Estimate: nothing confirmed is lost, nothing acknowledged comes again, and each key is in order; a slot pauses for two commits, a
 write to the registry and a description: 50 ms on two free cores.
 
-    python -m benchmarks.clusters.topics [--what faults,resize,holes,scale] [--rounds 40] [--seed 1] [--rate 20000]
-        [--messages 2000000] [--parts 1000] [--channels 1000] [--keep DIR] [--json]
+    python -m benchmarks.clusters.topics [--what faults,resize,holes,scale] [--rounds 40] [--victims 1] [--power] [--seed 1]
+        [--rate 20000] [--messages 2000000] [--parts 1000] [--channels 1000] [--keep DIR] [--json]
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pixiu
-from benchmarks.clusters import topic_scale
+from benchmarks.clusters import power, topic_scale
 from benchmarks.clusters.growth import folder_of, say
 from tests.history.topics import CONFIRMED, GIVEN, Note, Stored, Verdict, judge, parse
 from tests.support.cluster import LocalCluster, running_cluster
@@ -52,11 +53,17 @@ STOP_S = (2.0, 8.0)
 """Shortest and longest stop."""
 HEALTHY_EVERY = 5
 """Rounds after which the cluster may heal."""
+PAUSE_S = (0.5, 3.0)
+"""Shortest and longest time between two rounds."""
 LATE_NS = int((STOP_S[1] + 2 * TIMEOUT_S) * 1e9)
 DRAIN_S = 240.0
 VICTIMS = ("leader", "follower", "leader", "group", "admin", "proxy", "writers", "members")
+POWERLESS = ("replica", "power", "power")
+"""Victims besides: the power of one replica, and of a whole group."""
+GROUPS, REPLICAS = 2, 2
 SHAPE = [f"--{name}=1" for name in ("brokers", "broker-replicas", "routers", "router-replicas", "gateways")]
-SHAPE += ["--relays=0", "--proxies=2", "--admins=2", "--topics=2", "--topic-replicas=2"]
+SHAPE += ["--relays=0", "--proxies=2", "--admins=2", f"--topics={GROUPS}", f"--topic-replicas={REPLICAS}"]
+NAMES = [f"topic-{group}-{replica}" for group in range(GROUPS) for replica in range(REPLICAS)]
 
 
 @dataclass
@@ -130,29 +137,33 @@ class Run:
         px: a client.
         workers: of the topic.
         rolls: decides.
+        disks: of replicas by name, if their power can be cut.
     """
 
-    def __init__(self, cluster: LocalCluster, px: pixiu.Client, workers: Workers, topic: str, rolls: random.Random) -> None:
+    def __init__(
+        self, cluster: LocalCluster, px: pixiu.Client, workers: Workers, topic: str, rolls: random.Random,
+        disks: Mapping[str, power.Disk] | None = None,
+    ) -> None:  # fmt: skip
         self._cluster, self._px, self._workers, self._topic, self._rolls = cluster, px, workers, topic, rolls
+        self._disks = disks or {}
+        self._victims: list[str] = []
         self.counts: dict[str, int] = defaultdict(int)
         self._resumed: list[asyncio.Task[None]] = []
+        self._cutting = asyncio.Lock()
 
     # --- faults
 
-    async def rounds(self, count: int) -> None:
-        """Break something in each round."""
-        victims: list[str] = []
+    async def rounds(self, count: int, victims: int) -> None:
+        """Break so many things at once in each round."""
         for number in range(count):
-            if not victims:
-                victims = self._rolls.sample(VICTIMS, len(VICTIMS))
-            stops = self._rolls.random() < 0.4
-            work = [self._strike(victims.pop(), stops=stops)]
+            work = [self._strike_one() for _ in range(victims)]
             if number % 2:
                 work.append(self._resize())
             await asyncio.gather(*work)
-            await asyncio.sleep(self._rolls.uniform(0.5, 3.0))
+            await asyncio.sleep(self._rolls.uniform(*PAUSE_S))
             if number % HEALTHY_EVERY == HEALTHY_EVERY - 1:
                 await self.heal()
+                say(f"after {number + 1} rounds: {dict(self.counts)}")
         await self.heal()
 
     async def heal(self) -> None:
@@ -160,6 +171,26 @@ class Run:
         await asyncio.gather(*self._resumed)
         self._resumed.clear()
         await asyncio.to_thread(self._cluster.wait_healthy)
+
+    async def _strike_one(self) -> None:
+        if not self._victims:
+            everything = VICTIMS + POWERLESS * bool(self._disks)
+            self._victims = self._rolls.sample(everything, len(everything))
+        victim = self._victims.pop()
+        if victim in POWERLESS:
+            await self._cut_power(victim)
+        else:
+            await self._strike(victim, stops=self._rolls.random() < 0.4)
+
+    async def _cut_power(self, victim: str) -> None:
+        group = self._rolls.randrange(GROUPS)
+        names = [name for name in NAMES if name.startswith(f"topic-{group}-")]
+        names = [self._rolls.choice(names)] if victim == "replica" else names
+        say(f"power cut of {names}")
+        async with self._cutting:
+            disks = [self._disks[name] for name in names]
+            await asyncio.to_thread(power.cut, disks, self._cluster.supervisor, random.Random(self._rolls.getrandbits(32)))
+        self.counts["power cuts of replicas"] += len(names)
 
     async def _strike(self, victim: str, *, stops: bool) -> None:
         pids, names = await asyncio.to_thread(self._pids, victim)
@@ -189,7 +220,7 @@ class Run:
         role = victim if victim in ("admin", "proxy") else "topic"
         found = self._cluster.processes(role)
         if role == "topic":
-            group = self._rolls.randrange(2)
+            group = self._rolls.randrange(GROUPS)
             found = [each for each in found if each["partition"] == group and each.get("replication")]
             if victim != "group":
                 leads = [each for each in found if each["replication"]["member"] == each["replication"]["leader"]]
@@ -257,8 +288,10 @@ class Run:
 
 
 async def faults(arguments: argparse.Namespace, folder: Path, findings: Findings) -> None:
-    """Kill and stop processes for so many rounds."""
-    with running_cluster(folder, *SHAPE, layout="separate") as cluster:
+    """Kill and stop processes, and cut their power, for so many rounds."""
+    with contextlib.ExitStack() as stack:
+        disks = stack.enter_context(power.disks(folder, NAMES)) if arguments.power else {}
+        cluster = stack.enter_context(running_cluster(folder, *SHAPE, layout="separate"))
         await asyncio.to_thread(cluster.wait_healthy)
         async with pixiu.connect(cluster.target) as px:
             await px.topics.create(ORDERS, parts=4)
@@ -266,10 +299,10 @@ async def faults(arguments: argparse.Namespace, folder: Path, findings: Findings
                 await px.topics.set_channel(ORDERS, name, ordered=ordered, max_attempts=10_000, timeout_s=TIMEOUT_S)
             workers = Workers(cluster, ORDERS, arguments.pace, KEYS)
             workers.start_all()
-            run = Run(cluster, px, workers, ORDERS, random.Random(arguments.seed))
+            run = Run(cluster, px, workers, ORDERS, random.Random(arguments.seed), disks)
             try:
                 await asyncio.sleep(5.0)
-                await run.rounds(arguments.rounds)
+                await run.rounds(arguments.rounds, arguments.victims)
                 verdict, _ = await run.verdict(CHANNELS)
             finally:
                 workers.kill_all()
@@ -357,6 +390,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", default=tuple(RUNS), type=lambda text: tuple(text.split(",")))
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--victims", type=int, default=1, help="faults: victims of a round")
+    parser.add_argument("--power", action="store_true", help="faults: cut the power of replicas, too; needs root")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pace", type=float, default=100.0, help="faults: messages a second of each writer")
     parser.add_argument("--rate", type=float, default=20_000.0, help="resize: messages a second of all writers")

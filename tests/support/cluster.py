@@ -111,6 +111,12 @@ class LocalCluster:
             os.killpg(self._process.pid, signal.SIGKILL)
             raise AssertionError(self._log.read_text()) from None
 
+    @property
+    def supervisor(self) -> int:
+        """The process that starts the others again."""
+        assert self._process is not None
+        return self._process.pid
+
     def pixiu(self, command: str, *arguments: str, timeout_s: float = WAIT_S) -> subprocess.CompletedProcess[str]:
         """Run a `pixiu` command, such as "status" or "inbox list", against the cluster."""
         return fork_pixiu(*self._command(command, *arguments), limit_s=timeout_s)

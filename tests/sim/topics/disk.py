@@ -1,10 +1,14 @@
-"""A group's files and table in memory, over what a power cut leaves of them: the disk of the power-cut simulation."""
+"""A group's files and table in memory, over what a power cut leaves of them: the disk of the power-cut simulation.
+
+Both fail when they are told to: a change finds no space, or the disk does not take it.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from pixiu.errors import DiskFailed, MalformedData, PixiuError
 from tests.sim.power_cut.disk import Disk, File, Folder, Left
 from tests.sim.power_cut.recorder import Kind, Operation
 
@@ -16,14 +20,30 @@ class MemoryFiles:
         self.disk = disk or Disk()
         self.operations = 0
         self._inode = 0
+        self.fails: tuple[int, PixiuError] | None = None
+        """After how many operations one fails, and how."""
+
+    def count(self) -> None:
+        """An operation begins. Raises what it is to fail with."""
+        self.operations += 1
+        if self.fails is not None and self.operations > self.fails[0]:
+            raise self.fails[1]
 
     def _do(self, kind: Kind, path: str, value: int = 0) -> None:
+        """Raises DiskFailed where something is missing, as the system would."""
         self._inode += 1
-        self.operations += 1
-        self.disk.do(Operation(kind, self._inode, value, path, "", b""))
+        self.count()
+        try:
+            self.disk.do(Operation(kind, self._inode, value, path, "", b""))
+        except KeyError as problem:
+            raise DiskFailed(f"{path}: it is not there") from problem
 
     def _file(self, path: str) -> File:
-        found = self.disk.find(path)
+        """Raises DiskFailed where there is none."""
+        try:
+            found = self.disk.find(path)
+        except KeyError as problem:
+            raise DiskFailed(f"{path}: it is not there") from problem
         assert isinstance(found, File)
         return found
 
@@ -52,14 +72,17 @@ class MemoryFiles:
         return len(self._file(path).now)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        return bytes(self._file(path).now[offset : offset + size])
+        try:
+            return bytes(self._file(path).now[offset : offset + size])
+        except DiskFailed as problem:
+            raise MalformedData(str(problem)) from problem
 
     def write(self, path: str, offset: int, data: bytes) -> None:
-        self.operations += 1
+        self.count()
         self._file(path).do((offset, data))
 
     def truncate(self, path: str, size: int) -> None:
-        self.operations += 1
+        self.count()
         self._file(path).do(size)
 
     def remove(self, path: str) -> None:
@@ -71,7 +94,7 @@ class MemoryFiles:
         self._do(Kind.REMOVED, folder)
 
     def sync(self, path: str) -> None:
-        self.operations += 1
+        self.count()
         self._file(path).sync()
 
     def sync_folder(self, folder: str) -> None:
@@ -88,11 +111,14 @@ class MemoryTable:
     def __init__(self, rows: Mapping[bytes, bytes] | None = None, position: tuple[int, int] = (0, 0)) -> None:
         self.rows = dict(rows or {})
         self.position = position
+        self.before: Callable[[], None] = lambda: None
+        """Called before a transaction; what it raises is what the disk says."""
 
     def read(self) -> tuple[Mapping[bytes, bytes], int, int]:
         return self.rows, *self.position
 
     def write(self, changes: Sequence[tuple[bytes, bytes | None]], applied: int, clock_us: int) -> None:
+        self.before()
         for key, value in changes:
             if value is None:
                 self.rows.pop(key, None)

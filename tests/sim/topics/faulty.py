@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from cluster.replication.core.events import Accepted
 from cluster.store.events import LeaderChanged
 from cluster.topics import entries as en
+from pixiu.errors import PixiuError
 from topic import events as ev
 from topic.core import Core, _Report, _reported, _Request
 from topic.dispatch.dispatcher import Dispatcher, Queue
@@ -17,7 +19,7 @@ from topic.state.channels import Progress
 from topic.state.rows import Kind
 from topic.state.state import Sealed, State
 from topic.storage.part_log import Writing
-from topic.storage.store import Store
+from topic.storage.store import Flush, Store
 
 
 class AnswersSealsEarly(Core):
@@ -132,6 +134,14 @@ class TrimsBeforeSync(Store):
 
     def _sync(self, parts: Sequence[Writing]) -> None:
         pass
+
+
+class IgnoresFailures(Store):
+    """A flush that the disk did not take counts as done."""
+
+    def write(self, flush: Flush) -> None:
+        with suppress(PixiuError):
+            super().write(flush)
 
 
 class _Forgets(State):

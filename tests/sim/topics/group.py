@@ -11,7 +11,7 @@ from cluster.replication.core.states import State as Role
 from cluster.replication.model import Entry
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from cluster.topics import entries as en
-from pixiu.errors import Overloaded, Refusal
+from pixiu.errors import DiskFailed, DiskFull, Overloaded, PixiuError, Refusal
 from pixiu.wire.block import Block, Stamp
 from tests.sim.power_cut.disk import Left
 from tests.sim.replication.world import Node, World
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 TURN_S = 0.05
 SEGMENT_BYTES = 600
+BAD_FLUSHES = 0.02
+"""Share of flushes that fail, beside those on a full disk."""
 
 
 class Replica:
@@ -44,6 +46,7 @@ class Replica:
 
     def open(self) -> None:
         """A process starts."""
+        self.table.before = self.files.count
         self.store: Store = self.group.world.store_class(self.files, self.table, SEGMENT_BYTES)
         self.store.open()
         self.core: Core = self.group.world.core_class(self.store.state, self)
@@ -169,7 +172,25 @@ class Group(World):
         self.after(rng.uniform(0.05, 0.4), self.client_turn)
 
     def flush(self, node: Node) -> None:
-        node.disk.flushed = self.replicas[node.member].store.flush()
+        """A flush, which fails anywhere now and then. Without space it is done again later; else the process ends, as it does."""
+        rng, replica = self.rng, self.replicas[node.member]
+        if not self.calm and (node.disk.full or rng.random() < BAD_FLUSHES):
+            error: PixiuError = DiskFull("no space") if node.disk.full or rng.random() < 0.5 else DiskFailed("it broke")
+            replica.files.fails = replica.files.operations + rng.randrange(8), error
+        try:
+            try:
+                replica.store.flush()
+            finally:
+                replica.files.fails = None
+        except DiskFull:
+            self.counts["flushes without space"] += 1
+        except DiskFailed:
+            self.counts["failed flushes"] += 1
+            node.disk.flushed = replica.store.flushed
+            self.stop(node, power=False)
+            self.after(rng.uniform(0.1, 1.0), self.start, node)
+            return
+        node.disk.flushed = replica.store.flushed
         self.deliver(node, node.start, rep.Flushed(node.disk.flushed))
 
     # --- what replication says

@@ -15,6 +15,7 @@ from tests.sim.replication.world import Node
 from tests.sim.topics.clients import Admin, Member, Writer
 from tests.sim.topics.group import Group
 from tests.sim.topics.history import Channel, Ended, Finished, Given, Judge
+from tests.sim.topics.sdk_writer import SdkWriter
 from tests.support.simulation import Simulation
 from topic import events as ev
 from topic.core import Core
@@ -52,7 +53,7 @@ class TopicWorld(Simulation):
             schedule.faults = [fault for fault in schedule.faults if fault != "rot"] or ["kill", "power"]
             schedule.begin()
         self.admin = Admin(self)
-        self.writers = [Writer(self, number) for number in (1, 2)]
+        self.writers = Writer(self, 1), SdkWriter(self, 2)
         for channel in self.channels:
             for group in self.groups:
                 for tagged in (False, True):
