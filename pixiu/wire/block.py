@@ -268,6 +268,17 @@ class Block:
             tag = data[at + 1 : at + 1 + data[at]].decode()
         return deliver_at, expires, tag
 
+    def deliver_times(self, low: int, high: int) -> list[int]:
+        """Times from which the messages [low, high) may be delivered, Unix µs; 0: at once."""
+        data, flags, at, read = self.data, self.all_flags(), self._at, U64.unpack_from
+        begins = [0, *self.ends()] if high > 1 else [0]
+        return [
+            read(data, at + begins[number] + (8 if flags[number] & Flag.EVENT_TIME else 0))[0]
+            if flags[number] & Flag.DELIVER_AT
+            else 0
+            for number in range(low, high)
+        ]
+
     def message(self, number: int) -> Message:
         """Decode one message."""
         _, slot, flags, _ = INDEX.unpack_from(self.data, HEAD_BYTES + INDEX_BYTES * number)

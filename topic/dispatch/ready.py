@@ -9,12 +9,12 @@ Source: docs/topics.md, "Channels".
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from cluster.core.contract import NEVER
+from topic.dispatch.delays import Delays
 from topic.dispatch.flights import ranges
 from topic.dispatch.sorting import FOR_ALL, MICRO, SKIP, Sorted, Sorter
 from topic.events import Run
@@ -23,8 +23,8 @@ from topic.state.channels import Progress
 MAX_AHEAD: Final = 10_000
 """Ranges of messages that were looked at and not yet given. Policy: the part is read no further until there are fewer, so what
 nobody takes holds up the rest in the end."""
-MAX_DELAYED: Final = 100_000
-"""Ranges of messages that are not due, in an index of 150 bytes each. Policy: as of `MAX_AHEAD`; more that come again are kept, as
+MAX_DELAYED: Final = 12_000_000
+"""Ranges of messages that are not due, in an index of 12 bytes each. Policy: as of `MAX_AHEAD`; more that come again are kept, as
 the state has them anyway."""
 READ: Final = 512
 """Messages that are looked at together."""
@@ -120,11 +120,13 @@ class AnyOrder:
         """Messages that may be given, by tag."""
         self._backlog: list[tuple[int, int]] = []
         """Messages below `_next` that have to be looked at again, the first at the end."""
-        self._waiting = [(due, low, high) for low, high, due in _dues(progress, clock_us, now)]
-        """(time, low, high) of what is not due."""
-        heapq.heapify(self._waiting)
-        acks = progress.acks
-        self._held = sorted(((low, high) for _, low, high in self._waiting if low not in acks), reverse=True)
+        self._waiting, held = Delays(now), list[tuple[int, int]]()
+        """What is not due."""
+        for low, high, due in _dues(progress, clock_us, now):
+            self._waiting.add(due, low, high)
+            if low not in progress.acks:
+                held.append((low, high))
+        self._held = sorted(held, reverse=True)
         """Of them, those that the part's reading passes over, the first at the end."""
         self._lost = progress.lost
         self.skipped = Skipped()
@@ -135,7 +137,7 @@ class AnyOrder:
         if sharers > 1 and end - self._next < limit * sharers:
             parked = len(self._parked.get(tag, ()))
             limit = min(limit, max(-((self._next - end) // sharers), -(-parked // sharers), 1))
-        if self._waiting and self._waiting[0][0] <= now:
+        if self._waiting.count and self._waiting.next_deadline() <= now:
             self.wake(now)
         if self._lost != self._progress.lost:
             self._forget_lost()
@@ -188,7 +190,7 @@ class AnyOrder:
 
     def _sort_some(self, end: int, now: float) -> int:
         """Look at some messages. Returns how many."""
-        if sum(map(len, self._parked.values())) >= MAX_AHEAD or len(self._waiting) >= MAX_DELAYED:
+        if sum(map(len, self._parked.values())) >= MAX_AHEAD or self._waiting.count >= MAX_DELAYED:
             return 0
         if self._backlog:
             low, high = self._backlog.pop()
@@ -218,7 +220,7 @@ class AnyOrder:
         if kind is SKIP:
             self.skipped.add(low, high, now)
         elif isinstance(kind, float):
-            heapq.heappush(self._waiting, (kind, low, high))
+            self._waiting.add(kind, low, high)
         else:
             self._park(low, high, kind)
 
@@ -259,7 +261,7 @@ class AnyOrder:
 
     def again(self, low: int, high: int, due: float) -> None:
         """See `Ready`."""
-        heapq.heappush(self._waiting, (due, low, high))
+        self._waiting.add(due, low, high)
 
     def resent(self, offsets: Sequence[int], now: float) -> None:
         """See `Ready`."""
@@ -269,8 +271,7 @@ class AnyOrder:
     def wake(self, now: float) -> None:
         """See `Ready`."""
         due = list[tuple[int, int]]()
-        while self._waiting and self._waiting[0][0] <= now:
-            _, low, high = heapq.heappop(self._waiting)
+        for low, high in self._waiting.take(now):
             due += self._progress.open_in(low, high)
         if self._sorter.plain:
             for low, high in due:
@@ -290,7 +291,7 @@ class AnyOrder:
 
     def next_deadline(self) -> float:
         """See `Ready`."""
-        return self._waiting[0][0] if self._waiting else NEVER
+        return self._waiting.next_deadline()
 
     def parked(self) -> dict[str, int]:
         """See `Ready`."""

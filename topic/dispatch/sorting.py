@@ -9,6 +9,7 @@ Source: docs/topics.md, "Filters, tags, load tests".
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Final, NamedTuple, Protocol
 
 from pixiu.errors import InvalidArgument
@@ -130,12 +131,22 @@ class Sorter:
             _add(found, at, begin, SKIP)
             if not marks:
                 _add(found, begin, end, FOR_ALL)
+            elif marks == Flag.DELIVER_AT:
+                self._sort_by_time(found, block, base, begin, end, now)
             else:
                 for offset in range(begin, end):
                     _add(found, offset, offset + 1, self._kind(block, offset - base, flags[offset - base], stamp.at_us, now))
             at = end
         _add(found, at, high, SKIP)
         return found
+
+    def _sort_by_time(self, found: list[Sorted], block: Block, base: int, low: int, high: int, now: float) -> None:
+        """Messages of which nothing counts but when they are due."""
+        clock_us, at = self._clock(now), low
+        for deliver_at_us, some in groupby(block.deliver_times(low - base, high - base)):
+            upto = at + sum(1 for _ in some)
+            _add(found, at, upto, FOR_ALL if deliver_at_us <= clock_us else now + (deliver_at_us - clock_us) / MICRO)
+            at = upto
 
     def _kind(self, block: Block, number: int, flags: int, at_us: int, now: float) -> Kind:
         wants = self._wants

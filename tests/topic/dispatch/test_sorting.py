@@ -205,3 +205,13 @@ def test_what_comes_again_may_have_expired() -> None:
     bench.commit(bench.report(1, refused=[(0, 3.0)]))
     assert bench.pump(3.0) == []
     assert bench.tick(4.0) == [Settlement(CHANNEL, PART, [(0, 1)])]
+
+
+def test_what_is_due_comes_behind_any_number_that_is_not() -> None:
+    far = {"deliver_at_us": 900_000_001_000}
+    bench = Sorting(*({"deliver_at_us": 900_000_001_000 + number * 1_000} for number in range(300)))
+    bench.say(far, {"deliver_at_us": 2_001_000, "event_at_us": 1}, {}, far)
+    bench.join(1)
+    assert bench.pump(0.0) == [(1, [302])]
+    assert bench.pump(2.0) == [(1, [301])]
+    assert bench.pump(3.0) == []
