@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, TypedDict, Unpack
@@ -17,6 +18,7 @@ from pixiu.wire.levels import Level
 MAX_NAME: Final = 128
 NAME_CHARACTERS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 MAX_PROGRESS: Final = (1 << 64) - 1
+MAX_DELAY_US: Final = 366 * 24 * 3600 * 1_000_000
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -32,6 +34,11 @@ class TopicSendOptions(TypedDict, total=False):
     """Logical partition, 0 to 65535; None, the default: that of the key, without a key in turn."""
     event_time: datetime | int | None
     """Time at which it happened: a datetime, or Unix µs; None, the default: not given."""
+    deliver_at: datetime | int | None
+    """Time from which channels deliver it, at most a year ahead: a datetime, or Unix µs; None, the default: at once. Readers get
+    it at once."""
+    expires_in_s: int | None
+    """Seconds after which channels no longer deliver it; None, the default: never."""
     tag: str | None
     """Goes to members of a channel with this tag, if there are any; at most 100 bytes; None, the default: none."""
     load_test: bool
@@ -76,9 +83,14 @@ def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
     if not is_within(progress, 0, MAX_PROGRESS):
         raise InvalidArgument(f"progress is from 1 to 2^64-1, or 0 for none, not {progress!r}")
     headers = headers_of(options.get("headers") or {})
+    deliver_at_us, expires_in_s = micros_of(options.get("deliver_at")), options.get("expires_in_s")
+    if deliver_at_us is not None and deliver_at_us > time.time_ns() // 1000 + MAX_DELAY_US:
+        raise InvalidArgument("deliver_at is at most a year ahead; keep what is due later elsewhere, and send it then")
+    if expires_in_s is not None:
+        check_count(expires_in_s, "expires_in_s", least=1)
     message = Message(
-        bytes(body), slot or 0, key, headers, micros_of(options.get("event_time")), None, None, options.get("tag"),
-        options.get("load_test", False),
+        bytes(body), slot or 0, key, headers, micros_of(options.get("event_time")), deliver_at_us, expires_in_s,
+        options.get("tag"), options.get("load_test", False),
     )  # fmt: skip
     found = TopicDraft(encode_message(message), key, slot is not None, level_of(options.get("level", "replicated")), progress)
     if HEAD_BYTES + found.size > MAX_BLOCK_BYTES:

@@ -115,7 +115,7 @@ class DurableTopic:
             body: bytes; with key and headers at most 1 MiB.
             timeout_s: time limit, seconds; None: the option `topic_timeout_s`.
             key: messages with the same key stay in order.
-            headers, slot, event_time, tag, load_test, level: see `TopicSendOptions`.
+            headers, slot, event_time, deliver_at, expires_in_s, tag, load_test, level: see `TopicSendOptions`.
 
         A message is sent again, under the same position, until its time is over; so it is stored once, whatever dies meanwhile.
         Raises `OutcomeUnknown` when nobody confirmed it in time, `NotSent` when no leader took it, `UnknownTopic` when there is no

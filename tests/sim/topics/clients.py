@@ -87,7 +87,7 @@ class Writer:
             stream.blocks.append(size)
             stream.sent_at = now
             self.world.count("blocks sent")
-            messages = [encoded(each) for each in list(stream.messages)[done : done + size]]
+            messages = [encoded(each, self.world.due_us(each)) for each in list(stream.messages)[done : done + size]]
             first = stream.confirmed + 1 + done
             data = block.encode(messages, topic=TOPIC, part=part, writer=self.number, first=first)
             group = self.world.groups[self.lineage.parts[part].group]
@@ -192,10 +192,13 @@ class Member:
             self.world.judge.take(Acknowledged(self.channel, reply.part, tuple(found)))
 
 
-def encoded(message: Message) -> block.Message:
-    """A message with the fields that follow from its number."""
+def encoded(message: Message, due_us: int) -> block.Message:
+    """A message with the fields that follow from its number, and when it is due; 0: at once."""
     headers = [("region", message.region.encode())] if message.region else []
-    return block.Message(body_of(message), message.slot, headers=headers, tag=message.tag or None, load_test=message.load_test)
+    return block.Message(
+        body_of(message), message.slot, headers=headers, deliver_at_us=due_us or None, tag=message.tag or None,
+        load_test=message.load_test,
+    )  # fmt: skip
 
 
 class Wish(NamedTuple):

@@ -129,6 +129,13 @@ class GivesEarly(Core):
         return _GivesEarly(settings, self._state, self._parts.blocks, self.clock)
 
 
+class Hurries(Core):
+    """A message is given before its time."""
+
+    def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
+        return Dispatcher(settings, self._state, self._parts.blocks, lambda now: self.clock(now) + 1_000_000)
+
+
 class TrimsBeforeSync(Store):
     """The journal is trimmed before the segments are synced."""
 

@@ -149,8 +149,10 @@ class Group(World):
                 self.world.perform(self, node, effect)
 
     def request(self, node: Node, start: int, event: ev.Event) -> None:
-        """An event and the end of its turn, if the process is still the same and does not hang."""
-        if node.start == start and node.core is not None and self.now >= node.paused_until:
+        """An event and the end of its turn, if the process is still the same. One that hangs gets it when it goes on."""
+        if node.start == start and node.core is not None and self.now < node.paused_until:
+            self.at(node.paused_until, self.request, node, start, event)
+        elif node.start == start and node.core is not None:
             if isinstance(event, ev.Requested) and event.kind == en.SEEK and self.replicas[node.member].core.epoch:
                 channel, part, _ = en.decode_seek(event.payload)
                 self.world.judge.take(Voided(channel, part))
@@ -230,6 +232,9 @@ class Group(World):
                 if answer != self.answers[counter - 1] and not isinstance(answer, Changes):
                     self.history.violation("replicas differ", f"{counter} on {node.member}: {answer}, {self.answers[counter - 1]}")
             self.step(node, Committed(first, answers, copies))
+            if self.replicas[node.member].core.epoch and any(map(_deletes, entries)):
+                for channel, part in self.truth.progress:  # what members had that have left is given again when it is restored
+                    self.world.judge.take(Voided(channel, part))
 
     def check_end(self) -> None:
         """All replicas have the same rows, and the same blocks as far as they were checked when they were given."""
@@ -280,7 +285,7 @@ class Group(World):
             self.world.count("dropped")
             self.world.dropped.add(part)
             take(Dropped(part))
-        elif entry.kind == en.TOPIC and en.TopicSettings.decode(entry.payload).deleted:
+        elif _deletes(entry):
             self.world.count("deleted")
 
     def _do_SendSnapshot(self, node: Node, effect: rep.SendSnapshot) -> None:
@@ -296,6 +301,10 @@ class Group(World):
         replica = self.replicas[node.member]
         replica.files, replica.table = files.cut(Left.NOTHING, self.rng), table.copy()
         replica.open()
+
+
+def _deletes(entry: Entry) -> bool:
+    return entry.kind == en.TOPIC and en.TopicSettings.decode(entry.payload).deleted
 
 
 def body_of(message: Message) -> bytes:

@@ -92,6 +92,8 @@ class Given:
     """Who gave them: group, replica, epoch."""
     tag: str = ""
     """The member's."""
+    early: tuple[int, ...] = ()
+    """Offsets of messages that are not due."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Voided:
-    """A seek was asked for, so that what members have counts no longer."""
+    """A seek was asked for, or the topic was deleted, so that what members have counts no longer."""
 
     channel: int
     part: int
@@ -236,6 +238,8 @@ class Judge:
     def _on_given(self, event: Given) -> None:
         key = event.channel, event.part
         before = set[int]()
+        if event.early:
+            self._violation("given before its time", event)
         for offset, message in zip(event.offsets, event.messages, strict=True):
             content = self._content[event.part]
             if offset >= len(content) or message != content[offset]:

@@ -66,7 +66,7 @@ class SdkWriter:
             for slot in rng.sample(SLOTS_USED, rng.randint(1, 4)):
                 self.numbers[slot] += 1
                 message = Message(self.number, slot, self.numbers[slot])
-                ticket = TopicTicket(encode_message(encoded(message)), Level.REPLICATED)
+                ticket = TopicTicket(encode_message(encoded(message, world.due_us(message))), Level.REPLICATED)
                 ticket.watched = True
                 effects = self.core.offer(ticket, world.now)
                 self._messages[ticket.message_id] = message

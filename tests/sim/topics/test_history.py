@@ -78,6 +78,9 @@ LIES: dict[str, tuple[list[Event], str]] = {
     "a member got nothing": (
         instead(Given(ANY, 2, 7, (0,), (A2,)), Given(ANY, 2, 7, (0,), (None,))), "given something else than was stored",
     ),
+    "it came before its time": (
+        instead(Given(ANY, 2, 7, (0,), (A2,)), Given(ANY, 2, 7, (0,), (A2,), early=(0,))), "given before its time",
+    ),
     "it came again after it counted": (
         [*GOOD, Given(ANY, 1, 9, (0,), (A1,))], "given again after its acknowledgement was confirmed",
     ),

@@ -72,9 +72,13 @@ FAULTS: dict[str, tuple[Run, set[str]]] = {
         lambda seed: run(seed, faulty.GivesEarly).violations,
         {"with two members at the same time"},
     ),
+    "a message is given before its time": (
+        lambda seed: run(seed, faulty.Hurries).violations,
+        {"given before its time"},
+    ),
     "the journal is trimmed before the segments are synced": (
         lambda seed: run(seed, store=faulty.TrimsBeforeSync).violations,
-        {"given something else than was stored"},
+        {"given something else than was stored", "never given to a channel"},
     ),
     "a flush that failed counts as done": (
         lambda seed: run(seed, store=faulty.IgnoresFailures).violations,

@@ -14,7 +14,7 @@ from tests.sim.replication.schedule import Schedule, heal
 from tests.sim.replication.world import Node
 from tests.sim.topics.clients import Admin, Member, Writer
 from tests.sim.topics.group import Group
-from tests.sim.topics.history import Channel, Ended, Finished, Given, Judge
+from tests.sim.topics.history import Channel, Ended, Finished, Given, Judge, Message
 from tests.sim.topics.sdk_writer import SdkWriter
 from tests.support.simulation import Simulation
 from topic import events as ev
@@ -47,6 +47,7 @@ class TopicWorld(Simulation):
         self.tags: dict[int, str] = {}
         """Of all members that ever were, by number."""
         self.dropped: set[int] = set()
+        self._due_us: dict[Message, int] = {}
         self.groups = [Group(self, number, self.rng.randrange(1 << 32)) for number in range(2)]
         for group in self.groups:
             schedule = Schedule(group)
@@ -61,6 +62,12 @@ class TopicWorld(Simulation):
 
     def count(self, what: str, number: int = 1) -> None:
         self.counts[what] += number
+
+    def due_us(self, message: Message) -> int:
+        """When a message is due; 0: at once, as most are. The first one who asks decides."""
+        if message.number % 6 == 1 and message not in self._due_us:
+            self._due_us[message] = self.groups[0].true_us + int(self.rng.choice((0.3, 2.0, 9.0)) * 1_000_000)
+        return self._due_us.get(message, 0)
 
     # --- between clients and groups
 
@@ -114,7 +121,8 @@ class TopicWorld(Simulation):
         messages = tuple(replica.message_at(effect.part, offset) for offset in offsets)
         leader = group.number, node.member, replica.core.epoch
         tag = self.tags[effect.member]
-        self.judge.take(Given(effect.channel, effect.part, effect.member, offsets, messages, leader, tag))
+        early = tuple(at for at, each in zip(offsets, messages, strict=True) if each and self._due_us.get(each, 0) > group.true_us)
+        self.judge.take(Given(effect.channel, effect.part, effect.member, offsets, messages, leader, tag, early))
         self.count("given", len(offsets))
         self.count("given again", sum(run.high - run.low for run in effect.runs if run.attempts > 1))
         member = self.members.get(effect.member)

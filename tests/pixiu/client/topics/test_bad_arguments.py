@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from pixiu.client.topics.topic_admin import Topics
 from pixiu.client.topics.topic_map import TopicMap
 from pixiu.errors import InvalidArgument
 from pixiu.placement.slots import SLOTS, Lineage, Part
+from pixiu.wire.block import join, parse
 
 
 @pytest.mark.parametrize(
@@ -22,12 +24,24 @@ from pixiu.placement.slots import SLOTS, Lineage, Part
         ({"headers": [("a", "b")]}, "headers are a dict of texts, not list"),
         ({"headers": {"a": 1}}, "the header 'a': a name is text, a value text or bytes, not int"),
         ({"headers": {1: "a"}}, "the header 1: a name is text"),
+        ({"deliver_at": datetime(2030, 1, 1)}, "has no time zone"),
+        ({"deliver_at": datetime.now(UTC) + timedelta(days=367)}, "deliver_at is at most a year ahead"),
+        ({"deliver_at": -1}, "a time is a datetime or Unix µs"),
+        ({"expires_in_s": 0}, "expires_in_s is a number from 1 to"),
+        ({"expires_in_s": 0.5}, "expires_in_s is a number"),
     ],
 )
 def test_options_of_a_message(options: Any, text: str) -> None:
     """bytes(1) is a NUL: a number in headers was stored as that many zeros."""
     with pytest.raises(InvalidArgument, match=text):
         draft(b"", **options)
+
+
+def test_a_message_says_when_it_is_due_and_until_when() -> None:
+    at = datetime.now(UTC) + timedelta(days=365)
+    found = draft(b"x", deliver_at=at, expires_in_s=60)
+    stored = parse(join([found.encoded], topic=1, part=1, writer=1, first=1)).message(0)
+    assert (stored.deliver_at_us, stored.expires_in_s) == (int(at.timestamp() * 1_000_000), 60)
 
 
 @pytest.mark.parametrize(
