@@ -53,8 +53,8 @@ MAX_CACHED: Final = 1_000
 """Topics that are remembered. Policy: the one that was read first is forgotten."""
 NEWER_S: Final = 3.0
 """Time for which a caller waits for a newer version, seconds; then it gets what there is."""
-FIRST_POLL_S: Final = 0.02
-POLL_S: Final = 0.2
+POLL_S: Final = 0.5
+"""Longest wait for the registry's watch; then a topic is read again all the same."""
 MAX_WAITING: Final = 1_000
 """Callers that wait for a newer version. Policy: a further one gets what there is."""
 MAX_LISTED: Final = 1_000
@@ -136,6 +136,8 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
         self._channels = Channels("admin", own=context.tls)
         self._waiting = self._changing = 0
         self._lists = asyncio.Semaphore(MAX_LISTS)
+        self._changed: dict[str, asyncio.Future[None]] = {}
+        """Topic → done at its next change; one that somebody has waited for stays until then."""
 
     async def close(self) -> None:
         """Close the connections to admins."""
@@ -183,15 +185,36 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
         if answers(node, request.newer_than) or self._waiting >= MAX_WAITING:
             return self._usable(node, found)
         self._waiting += 1
-        pause_s = FIRST_POLL_S
         try:
-            while not answers(node, request.newer_than) and time.monotonic() < until:
-                await asyncio.sleep(pause_s)
-                node, found = await self._described(name, time.monotonic() - pause_s)
-                pause_s = min(1.5 * pause_s, POLL_S)
+            while True:
+                changed = await self._watch(name)
+                node, found = await self._described(name, time.monotonic())
+                left_s = until - time.monotonic()
+                if answers(node, request.newer_than) or left_s <= 0:
+                    break
+                await asyncio.wait([changed], timeout=min(left_s, POLL_S))
         finally:
             self._waiting -= 1
         return self._usable(node, found)
+
+    async def _watch(self, name: str) -> asyncio.Future[None]:
+        """A future that is done once a topic's node changes; all who wait for it share a watch."""
+        changed = self._changed.get(name)
+        if changed is None:
+            changed = self._changed[name] = asyncio.get_running_loop().create_future()
+            own = changed
+
+            def on_change(_: object) -> None:
+                if self._changed.get(name) is own:
+                    del self._changed[name]
+                if not own.done():
+                    own.set_result(None)
+
+            try:
+                await self._context.zookeeper.exists(paths.topic(self._context.root, name), on_change)
+            except RemoteError:
+                self._changed.pop(name, None)  # it is read again after a while
+        return changed
 
     @staticmethod
     def _usable(node: TopicNode, found: topic_pb2.TopicDescription) -> topic_pb2.TopicDescription:

@@ -30,6 +30,7 @@ from topic import events as ev
 from topic.dispatch.channels import Channels
 from topic.dispatch.dispatcher import Dispatcher
 from topic.dispatch.flights import Pending
+from topic.parked import Parked
 from topic.state.parts import Appended, Verdict
 from topic.state.state import Done, State
 from topic.writes import Writes
@@ -136,7 +137,7 @@ class Core:
         self._begin_at = NEVER
         self._ask_at = NEVER
         self._ask_wait = ASK_AGAIN_S
-        self._writes = Writes(state)
+        self._writes, self._parked = Writes(state), Parked()
         self._waiting_bytes = 0
         self._channels = Channels(state, self.dispatcher)
         self._clock_at = 0, 0.0
@@ -180,7 +181,7 @@ class Core:
         """Time at which a BEGIN, a question or a message is due, monotonic seconds."""
         if not self.epoch:
             return NEVER
-        return min(self._begin_at, self._ask_at, self._lease_at, self._channels.next_deadline())
+        return min(self._begin_at, self._ask_at, self._lease_at, self._channels.next_deadline(), self._parked.next_deadline())
 
     def clock(self, now: float) -> int:
         """The log's clock at a time, Unix µs, as far as its entries tell."""
@@ -202,7 +203,7 @@ class Core:
 
     # --- writers
 
-    def _on_write(self, event: ev.WriteRequested, now: float, out: list[ev.Effect]) -> None:
+    def _on_write(self, event: ev.WriteRequested, now: float, out: list[ev.Effect], *, parks: bool = True) -> None:
         try:
             block, refused, certain = self._writes.check(event.block)
             if not self.epoch:
@@ -216,6 +217,10 @@ class Core:
             self.counters.malformed += isinstance(problem, MalformedData)
             out.append(self._refusal(event.stream, event.request, Refusal.of(problem)))
             return
+        if parks and refused is not None and refused.verdict is Verdict.NOT_HERE and block.topic in self._state.topics:
+            # The part may be a child whose parent has just been sealed.
+            if self._parked.park(en.part_id(block.topic, block.part), event, now):
+                return
         # Before everything of former leaders is applied, what becomes of a block is not known in advance.
         level = event.level if certain and self.delivers else Level.REPLICATED
         write = _Write(event.stream, event.request, block, len(event.block), level)
@@ -444,6 +449,8 @@ class Core:
                 channels.sealed(en.decode_seal(payload)[0], out)
             case en.OPEN:
                 self._ask_soon(now)
+                for event in self._parked.take(en.Opening.decode(payload).part):
+                    self._on_write(event, now, out)
             case en.TRIM | en.LOST:
                 part = (en.decode_trim if work.kind == en.TRIM else en.decode_lost)(payload)[0]
                 channels.grew(part)
@@ -480,6 +487,8 @@ class Core:
         self._give_up(under_way, unknown, now, out)
         self._channels.stop(not_leader(self._leader), out)
         self._writes.clear()
+        moved = Refusal.of(not_leader(self._leader))
+        out += [self._refusal(parked.stream, parked.request, moved) for parked in self._parked.clear()]
         self._grown.clear()
         self._lease_at = NEVER
         self._begin_at, self._ask_at = (now, now) if self.epoch else (NEVER, NEVER)
@@ -490,6 +499,8 @@ class Core:
         if now >= self._begin_at and self.epoch:
             self._begin_at = NEVER
             self._turn.append((_Request(-1), (en.BEGIN, b"")))
+        for event in self._parked.overdue(now):
+            self._on_write(event, now, out, parks=False)
         overdue = self._channels.tick(now)
         self.counters.timed_out += sum(bool(pending.taken) for pending in overdue)
         self._settle_all(overdue)

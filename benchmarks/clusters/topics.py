@@ -14,8 +14,8 @@ members of two channels, `any` and `ordered`, are processes of their own (`topic
 Estimate: nothing confirmed is lost, nothing acknowledged comes again, and each key is in order; a slot pauses for two commits, a
 write to the registry and a description: 50 ms on two free cores.
 
-    python -m benchmarks.clusters.topics [--what faults,resize,holes,scale] [--rounds 40] [--victims 1] [--power] [--seed 1]
-        [--rate 20000] [--messages 2000000] [--parts 1000] [--channels 1000] [--keep DIR] [--json]
+    python -m benchmarks.clusters.topics [--what faults,resize,holes,scale] [--rounds 40] [--seed 1] [--rate 20000] [--keys 16]
+        [--messages 2000000] [--parts 1000] [--channels 1000] [--keep DIR] [--json]
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ async def faults(arguments: argparse.Namespace, folder: Path, findings: Findings
 
 async def resize(arguments: argparse.Namespace, folder: Path, findings: Findings) -> None:
     """Split, merge and move while messages flow."""
-    keys = 64
+    keys = arguments.keys
     with running_cluster(folder, *SHAPE, layout="separate") as cluster:
         await asyncio.to_thread(cluster.wait_healthy)
         async with pixiu.connect(cluster.target) as px:
@@ -395,6 +395,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pace", type=float, default=100.0, help="faults: messages a second of each writer")
     parser.add_argument("--rate", type=float, default=20_000.0, help="resize: messages a second of all writers")
+    parser.add_argument("--keys", type=int, default=16, help="resize: of each writer; the fewer, the finer pauses are seen")
     parser.add_argument("--members", type=int, default=1, help="resize: processes of members")
     parser.add_argument("--messages", type=int, default=2_000_000, help="holes")
     parser.add_argument("--parts", type=int, default=1_000, help="scale")

@@ -20,6 +20,7 @@ from pixiu.wire.levels import Level, Triple
 from tests.topic.builders import CHANNEL, PART, TOPIC, Log, said, written
 from topic import core as topic_core
 from topic import events as ev
+from topic import parked
 from topic.core import Core
 from topic.dispatch import channels
 from topic.dispatch.dispatcher import SKIPPED_S
@@ -608,3 +609,44 @@ def test_what_the_log_refuses_to_put_off_is_put_off_after_a_pause() -> None:
     leader.now = leader.core.next_deadline()
     leader.step(TICK)
     assert len(leader.proposed) == 1
+
+
+def opening(number: int, *, more: bool = False) -> ev.Requested:
+    part = en.part_id(TOPIC, number)
+    return ev.Requested(9, en.OPEN, en.Opening(part, 0, SLOTS, more=more).encode())
+
+
+def test_blocks_of_a_part_that_is_about_to_open_wait_for_it_in_order() -> None:
+    leader = Leader()
+    leader.lead()
+    blocks = [written(1, first=number, part=2) for number in (1, 2)]
+    assert leader.step(*(ev.WriteRequested(3, number, 42, block) for number, block in enumerate(blocks, 1))) == []
+    leader.step(opening(2, more=True))
+    (answer,) = leader.commit()
+    assert isinstance(answer, ev.Reply)
+    leader.step(opening(2))
+    answer, *stored = leader.commit()
+    assert isinstance(answer, ev.Reply)
+    assert [(each.request, each.verdict, each.base) for each in stored] == [(1, Verdict.STORED, 0), (2, Verdict.STORED, 1)]
+
+
+def test_blocks_of_a_part_that_does_not_open_are_refused_after_a_moment() -> None:
+    leader = Leader()
+    leader.lead()
+    assert leader.step(ev.WriteRequested(3, 1, 42, written(1, part=2))) == []
+    leader.now = leader.core.next_deadline()
+    (refused,) = leader.step(TICK)
+    assert refused.verdict is Verdict.NOT_HERE
+    assert leader.core.next_deadline() > leader.now
+    leader.step(ev.WriteRequested(3, 2, 42, written(1, part=2)))
+    (refused,) = leader.step(LeaderChanged(0, "other:1"))
+    assert refused.refusal.code == "NOT_LEADER"
+
+
+def test_only_so_much_waits_for_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parked, "MAX_PARKED_BYTES", 100)
+    leader = Leader()
+    leader.lead()
+    assert leader.step(ev.WriteRequested(3, 1, 42, written(1, part=2))) == []
+    (refused,) = leader.step(ev.WriteRequested(3, 2, 42, written(1, part=3)))
+    assert refused.verdict is Verdict.NOT_HERE

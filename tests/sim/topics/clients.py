@@ -258,7 +258,7 @@ class Admin:
                 self._resend()
             elif chance < 0.46:
                 self._drop()
-            elif chance < 0.48:
+            elif chance < 0.5:
                 self._set_deleted(True)
         for group, left in zip(world.groups, self._left, strict=True):
             if left:

@@ -19,6 +19,7 @@ from pixiu.client.topics.writing.writer_events import (
     TopicTicket,
     Verdict,
 )
+from pixiu.placement.slots import Part
 from pixiu.wire.block import encode_message
 from pixiu.wire.levels import Level
 from tests.sim.topics.clients import NAME, RESEND_S, SLOTS_USED, TOPIC, encoded
@@ -113,6 +114,7 @@ class SdkWriter:
         verdict = Verdict.REFUSED if reply.verdict is None else Verdict(int(reply.verdict))
         if verdict in (Verdict.HOLE, Verdict.SEALED):
             self.world.count(verdict.name.lower())
-        result = Result(reply.request, verdict, reply.position, reply.base, reply.refusal)
+        children = [Part(number, low, high, group) for number, low, high, group in reply.children]
+        result = Result(reply.request, verdict, reply.position, reply.base, reply.refusal, children=children)
         self._apply(self.core.results(stream, [result], self.world.now))
         self._send()

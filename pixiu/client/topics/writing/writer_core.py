@@ -18,6 +18,7 @@ Source: docs/topics.md, "Writing".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from heapq import merge
 from math import inf
 from operator import attrgetter
@@ -27,6 +28,7 @@ from pixiu.client.options import ClientOptions
 from pixiu.client.send.events import Failure, in_doubt
 from pixiu.client.topics.leader_link import LeaderLink
 from pixiu.client.topics.topic_map import TopicMap
+from pixiu.client.topics.writing.ahead import Ahead
 from pixiu.client.topics.writing.resumed import Resumed, Stored
 from pixiu.client.topics.writing.writer_events import (
     CloseStream,
@@ -103,6 +105,7 @@ class WriterCore:
     ) -> None:
         self._options, self._uniform = options, uniform
         self.topic, self.writer = topic, writer
+        self._described, self._ahead = topic, Ahead()
         self.resumed = None if stored is None else Resumed(topic.lineage, stored)
         self._stored = stored or {}
         self.counters = TopicCounters()
@@ -428,7 +431,8 @@ class WriterCore:
             stream.dissolve()
             stream.ended = True
             self._older[stream.part] = stream
-            return [RefreshTopic(newer=True), *self._follow(now)]
+            self._ahead.note(result.children)
+            return [RefreshTopic(newer=True), *self.set_topic(self._described, now)]
         return self._refused(group, stream, block, result, now, woken)
 
     def _refused(
@@ -519,9 +523,10 @@ class WriterCore:
         """Take a newer description of the topic."""
         if topic.replaces(self.topic):
             return self.fail(Failure(UnknownTopic.code, topic.gone_text()))
-        if topic.version < self.topic.version:
+        if topic.version < self._described.version:
             return []
-        self.topic = topic
+        self._described = topic
+        self.topic = topic = replace(topic, lineage=self._ahead.lineage(topic.lineage))
         for number, group in self._groups.items():
             group.link.set_addresses(topic.groups.get(number, ()))
         open_parts = {part.number for part in topic.lineage.open_parts()}

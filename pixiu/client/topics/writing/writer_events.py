@@ -12,6 +12,7 @@ from typing import NamedTuple
 from pixiu.client.send.events import Failure
 from pixiu.client.topics.leader_link import LeaderLink
 from pixiu.errors import Refusal
+from pixiu.placement.slots import Part
 from pixiu.wire.block import INDEX_BYTES, Encoded
 from pixiu.wire.levels import Level
 
@@ -191,6 +192,8 @@ class Result(NamedTuple):
     refusal: Refusal | None = None
     leader: str = ""
     """Address of the leader, if the refusal names it."""
+    children: Sequence[Part] = ()
+    """Of a sealed part: those that follow it."""
 
 
 class Request(NamedTuple):

@@ -13,7 +13,7 @@ from pixiu.client.send.awaited import Awaited
 from pixiu.client.send.callers import Callers
 from pixiu.client.send.early import failure_of
 from pixiu.client.send.events import Failure
-from pixiu.client.topics.described import refused
+from pixiu.client.topics.described import children_of, refused
 from pixiu.client.topics.drafts import TopicDraft
 from pixiu.client.topics.surroundings import TopicContext, is_hopeless
 from pixiu.client.topics.topic_directory import OnTopic
@@ -283,7 +283,7 @@ class WriterShell:
         except ValueError:
             verdict = Verdict.REFUSED
             self.core.counters.malformed_replies += 1
-        return Result(found.request, verdict, found.position, found.base, refusal, why.leader)
+        return Result(found.request, verdict, found.position, found.base, refusal, why.leader, children_of(found.children))
 
     def _ended(self, stream: WriteStream, end: topic_pb2.TopicRefusal, now: float) -> None:
         self._streams.pop(stream.number, None)

@@ -45,6 +45,8 @@ class Cluster:
         cuts = [SLOTS * number // parts for number in range(parts + 1)]
         self.lineage = Lineage.new([Range(cuts[at], cuts[at + 1], at % groups) for at in range(parts)])
         self.version = 1
+        self.names_children = True
+        """True if leaders say which parts follow a sealed one."""
         self.stored: dict[int, Stored] = {}
         self._open()
 
@@ -77,7 +79,8 @@ class Cluster:
         if int(answer.verdict) == Verdict.STORED:
             assert answer.base == len(found.log)
             found.log += [(message.slot, message.body) for message in (block.message(number) for number in range(block.count))]
-        return Result(request.request, Verdict(int(answer.verdict)), answer.position, answer.base)
+        children = self.lineage.children(block.part) if self.names_children else ()
+        return Result(request.request, Verdict(int(answer.verdict)), answer.position, answer.base, children=children)
 
     def in_order(self, slot: int) -> list[bytes]:
         """The messages of a slot as a reader gets them: parents before children."""

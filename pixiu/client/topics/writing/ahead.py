@@ -1,0 +1,57 @@
+"""Parts that follow sealed ones as leaders name them, before a description of the topic has them. Pure.
+
+A leader that refuses a block since its part is sealed says which parts follow. They are final from then on: a resize that has begun
+is never taken back. So a writer goes on there at once, and the child's leader lets it wait until the part is open.
+
+Source: docs/topics.md, "Writing".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pixiu.errors import InvalidArgument
+from pixiu.placement.slots import Lineage, Part
+
+
+class Ahead:
+    """What is known beyond the description."""
+
+    def __init__(self) -> None:
+        self._resizes: list[tuple[Part, ...]] = []
+        """Children of each resize, in the order in which they were heard of."""
+
+    def note(self, children: Sequence[Part]) -> None:
+        """Note the children that a leader names."""
+        found = tuple(children)
+        if found and found not in self._resizes:
+            self._resizes.append(found)
+
+    def lineage(self, described: Lineage) -> Lineage:
+        """The described lineage with everything that is known beyond it; what a description has is forgotten."""
+        found, kept = described, list[tuple[Part, ...]]()
+        for children in self._resizes:
+            if any(child.number in described.parts for child in children):
+                continue
+            after = _followed(found, children)
+            if after is not None:
+                found = after
+                kept.append(children)
+        self._resizes = kept
+        return found
+
+
+def _followed(lineage: Lineage, children: Sequence[Part]) -> Lineage | None:
+    """The lineage after parts were followed by these; None: they do not fit, since it is too old, or newer than they are."""
+    parents = [part for part in lineage.open_parts() if any(part.overlaps(child) for child in children)]
+    if max((part.number for part in parents), default=0) >= min(child.number for child in children):
+        return None
+    ended = {part.number: part._replace(sealed=True) for part in parents}
+    made = [
+        Part(child.number, child.low, child.high, child.group, tuple(part.number for part in parents if part.overlaps(child)))
+        for child in children
+    ]
+    try:
+        return Lineage([*(ended.get(part.number, part) for part in lineage.parts.values()), *made])
+    except InvalidArgument:
+        return None
