@@ -32,6 +32,8 @@ class CreateTopic:
     if_missing: bool = False
     messages_per_s: int = 0
     bytes_per_s: int = 0
+    read_messages_per_s: int = 0
+    read_bytes_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class AlterTopic:
     retention_bytes: int
     messages_per_s: int = 0
     bytes_per_s: int = 0
+    read_messages_per_s: int = 0
+    read_bytes_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

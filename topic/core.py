@@ -30,6 +30,7 @@ from topic import events as ev
 from topic.dispatch.channels import Channels
 from topic.dispatch.dispatcher import Dispatcher
 from topic.dispatch.flights import Pending
+from topic.dispatch.paces import Paces
 from topic.parked import Parked
 from topic.state.parts import Appended, Verdict
 from topic.state.state import Done, State
@@ -139,6 +140,8 @@ class Core:
         self._ask_wait = ASK_AGAIN_S
         self._writes, self._parked = Writes(state), Parked()
         self._waiting_bytes = 0
+        self.paces = Paces(state)
+        """What may be read, by the topics' rates."""
         self._channels = Channels(state, self.dispatcher)
         self._clock_at = 0, 0.0
         """The log's clock, and the same moment, monotonic seconds."""
@@ -190,7 +193,7 @@ class Core:
 
     def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
         """The dispatcher of a channel."""
-        return Dispatcher(settings, self._state, self._parts.blocks, self.clock)
+        return Dispatcher(settings, self._state, self._parts.blocks, self.clock, self.paces)
 
     def finished(self, channel: int, part: int) -> bool:
         """The answer to another leader's `AskParent`: True if a channel has finished a part and all before it. Stays true, unless
@@ -217,10 +220,8 @@ class Core:
             self.counters.malformed += isinstance(problem, MalformedData)
             out.append(self._refusal(event.stream, event.request, Refusal.of(problem)))
             return
-        if parks and refused is not None and refused.verdict is Verdict.NOT_HERE and block.topic in self._state.topics:
-            # The part may be a child whose parent has just been sealed.
-            if self._parked.park(en.part_id(block.topic, block.part), event, now):
-                return
+        if parks and refused is not None and refused.verdict is Verdict.NOT_HERE and self._park(block, event, now):
+            return
         # Before everything of former leaders is applied, what becomes of a block is not known in advance.
         level = event.level if certain and self.delivers else Level.REPLICATED
         write = _Write(event.stream, event.request, block, len(event.block), level)
@@ -230,6 +231,10 @@ class Core:
         self._writes.proposed(block)
         self._waiting_bytes += write.size
         self._turn.append((write, (en.BLOCK, en.encode_block(event.sender, event.block))))
+
+    def _park(self, block: Block, event: ev.WriteRequested, now: float) -> bool:
+        """Let a block wait: its part may be a child whose parent has just been sealed."""
+        return block.topic in self._state.topics and self._parked.park(en.part_id(block.topic, block.part), event, now)
 
     def _refusal(self, stream: int, request: int, refusal: Refusal) -> ev.WriteReply:
         return ev.WriteReply(stream, request, self._triple(), refusal=refusal)
@@ -487,6 +492,7 @@ class Core:
         self._give_up(under_way, unknown, now, out)
         self._channels.stop(not_leader(self._leader), out)
         self._writes.clear()
+        self.paces.clear()
         moved = Refusal.of(not_leader(self._leader))
         out += [self._refusal(parked.stream, parked.request, moved) for parked in self._parked.clear()]
         self._grown.clear()
@@ -499,8 +505,8 @@ class Core:
         if now >= self._begin_at and self.epoch:
             self._begin_at = NEVER
             self._turn.append((_Request(-1), (en.BEGIN, b"")))
-        for event in self._parked.overdue(now):
-            self._on_write(event, now, out, parks=False)
+        for parked in self._parked.overdue(now):
+            self._on_write(parked, now, out, parks=False)
         overdue = self._channels.tick(now)
         self.counters.timed_out += sum(bool(pending.taken) for pending in overdue)
         self._settle_all(overdue)

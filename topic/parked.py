@@ -1,4 +1,4 @@
-"""Blocks of parts that are not open here yet: they wait for a moment, since writers learn of a child when its parent is sealed. Pure.
+"""Blocks of parts that are not open here yet: they wait for a moment, since writers learn of children when a part is sealed. Pure.
 
 Source: docs/topics.md, "Writing".
 """

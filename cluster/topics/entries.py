@@ -137,6 +137,10 @@ class TopicSettings(NamedTuple):
     """Messages that the topic takes in a second, each part by its share of the slots; 0: no limit."""
     bytes_per_s: int = 0
     """Bytes of blocks, likewise."""
+    read_messages_per_s: int = 0
+    """Messages that the topic gives in a second to all members and readers, each part by its share of the slots; 0: no limit."""
+    read_bytes_per_s: int = 0
+    """Bytes of messages, likewise."""
     deleted: bool = False
     """Its parts take no blocks, and its channels no members, until it is restored or its parts are dropped."""
     version: int = 0

@@ -10,6 +10,7 @@ Source: docs/topics.md, "Channels".
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -156,6 +157,7 @@ class MemberStream:
             self._reply.deliveries.append(made)
             self._answers = True
             took += len(made.data)
+            self._members.cut(part, high - run.low, len(made.data))
             self._rest(part, run, high)
 
     def _rest(self, part: int, run: ev.Run, done: int) -> None:
@@ -208,6 +210,12 @@ class Members:
         """A member gets nothing more, and others get what it had; its stream may still be open, since it need not read."""
         if stream.topic:
             self.group.step(ev.Left(stream.number))
+
+    def cut(self, number: int, messages: int, size: int) -> None:
+        """Have the core know the size of messages that leave."""
+        part = self.group.store.state.parts.get(number)
+        if part is not None:
+            self.group.core.paces.cut(part, messages, size, time.monotonic())
 
     def drain(self) -> None:
         """Ask all members to find the next leader."""

@@ -6,10 +6,12 @@ Source: docs/topics.md, "Reading".
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Sequence
 from typing import Final
 
-from cluster.topics.entries import Child, part_id
+from cluster.topics.entries import Child, number_of, part_id
 from pixiu.errors import Overloaded, WrongPartition
 from pixiu.wire.block import stamped
 from pixiu.wire.v1 import topic_pb2 as pb
@@ -20,6 +22,8 @@ from topic.storage.segment import Gap
 MAX_BYTES: Final = 1 << 20
 """Bytes of blocks in one reply; one block may have more."""
 MAX_WAIT_MS: Final = 30_000
+MAX_PACED_S: Final = 5.0
+"""Longest time after which a reader is asked to come back: the rate may have been raised."""
 MAX_WAITING: Final = 10_000
 """Reads that wait for a first block. Policy: a further one is refused with OVERLOADED."""
 
@@ -66,8 +70,7 @@ class Reads:
         deadline = asyncio.get_running_loop().time() + min(request.wait_ms, MAX_WAIT_MS) / 1000
         while offset >= part.end and not part.sealed and await self._wait(part, deadline):
             part = self._part(request)
-        limit = min(request.max_bytes or MAX_BYTES, MAX_BYTES)
-        blocks, following, gap = await self._collect(part, offset, limit)
+        blocks, following, gap = await self._paced(part, offset, min(request.max_bytes or MAX_BYTES, MAX_BYTES), deadline)
         group.check_reads()
         part = self._part(request)
         reply = pb.TopicReadReply(
@@ -119,6 +122,25 @@ class Reads:
                     del self._waiting[part.part]
         self._group.check_reads()
         return True
+
+    async def _paced(self, part: Part, offset: int, limit: int, deadline: float) -> tuple[list[bytes], int, Gap | None]:
+        """What `_collect` gives, by the topic's rate: nothing if that has to wait for longer than the caller. One that does not wait
+        is refused, with the time after which to come back."""
+        loop, paces = asyncio.get_running_loop(), self._group.core.paces
+        while offset < part.end and (wait_s := paces.wait_s(part, time.monotonic())):
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                text = f"part {number_of(part.part)} has given what the topic's read rate allows; try again in {wait_s:.3f} s"
+                raise Overloaded(text, math.ceil(min(wait_s, MAX_PACED_S) * 1000))
+            if self.stopping or wait_s > left_s:
+                await asyncio.sleep(0 if self.stopping else left_s)
+                return [], offset, None
+            await asyncio.sleep(wait_s)
+        limit = paces.read_limit(part, limit, time.monotonic())
+        blocks, following, gap = await self._collect(part, offset, limit)
+        if blocks:
+            paces.read(part, following - offset, sum(map(len, blocks)), time.monotonic())
+        return blocks, following, gap
 
     async def _collect(self, part: Part, offset: int, limit: int) -> tuple[list[bytes], int, Gap | None]:
         """Stored blocks from an offset on, the offset behind them, and the gap that follows, if one does."""

@@ -22,6 +22,7 @@ from cluster.topics.entries import ChannelSettings, Settlement, number_of, part_
 from topic.dispatch.flights import Flights, Pending
 from topic.dispatch.lanes import Lanes
 from topic.dispatch.members import Member, Members
+from topic.dispatch.paces import Paces
 from topic.dispatch.ready import AnyOrder, Ready
 from topic.dispatch.sorting import FOR_ALL, MICRO, Blocks, Sorter, Wants
 from topic.events import ChannelView, Deliver, LoadTest, MemberView
@@ -59,6 +60,8 @@ class Queue:
     """IDs of parents that the channel has not finished, as far as is known."""
     alarm: float = NEVER
     """Time at which it is looked at again, whatever happens."""
+    rest_until: float = NEVER
+    """Time from which it may give something again by its topic's rate, while it may not."""
 
 
 class Dispatcher:
@@ -69,11 +72,12 @@ class Dispatcher:
         state: of the group.
         blocks: of parts.
         clock: the log's.
+        paces: of the parts.
     """
 
-    def __init__(self, settings: ChannelSettings, state: State, blocks: Blocks, clock: Clock) -> None:
+    def __init__(self, settings: ChannelSettings, state: State, blocks: Blocks, clock: Clock, paces: Paces) -> None:
         self.settings = settings
-        self._state, self._blocks, self._clock = state, blocks, clock
+        self._state, self._blocks, self._clock, self._paces = state, blocks, clock, paces
         self.wants = Wants(settings.filter)
         self.members = Members()
         self.queues: dict[int, Queue] = {}
@@ -308,7 +312,7 @@ class Dispatcher:
 
     def _remind(self, part: int, queue: Queue) -> None:
         ready, flights = queue.ready, queue.flights
-        due = min(ready.next_deadline(), flights.next_deadline(), ready.skipped.since + SKIPPED_S)
+        due = min(ready.next_deadline(), flights.next_deadline(), ready.skipped.since + SKIPPED_S, queue.rest_until)
         if due < queue.alarm:
             queue.alarm = due
             heapq.heappush(self._alarms, (due, part))
@@ -337,7 +341,8 @@ class Dispatcher:
                     self.members.freed(member, flight.high - flight.low)
             found += late
             found += self._skip(part, queue, now)
-            if queue.ready.next_deadline() <= now:
+            if min(queue.ready.next_deadline(), queue.rest_until) <= now:
+                queue.rest_until = NEVER
                 queue.ready.wake(now)
                 self.wake(part)
             self._remind(part, queue)
@@ -373,6 +378,10 @@ class Dispatcher:
                 if queue is None or queue.missing:
                     continue
                 hungry.pop(part, None)
+                if wait_s := self._paces.wait_s(queue.part, now):
+                    queue.rest_until = now + wait_s
+                    self._remind(part, queue)
+                    continue
                 gave = self._give(tag, part, queue, now, out)
                 if queue.ready.left:
                     if gave:
@@ -395,13 +404,16 @@ class Dispatcher:
         free = self.members.free(tag)
         number, member = next(iter(free.items()))
         room = member.credit - member.having
-        runs = queue.ready.take(tag, room if len(free) == 1 else min(room, BATCH), len(free), queue.part.end, now)
+        limit = self._paces.limit(queue.part, room if len(free) == 1 else min(room, BATCH), now)
+        runs = queue.ready.take(tag, limit, len(free), queue.part.end, now)
         if len(self._hungry) > 1:
             for other, hungry in self._hungry.items():
                 if other != tag and (runs or queue.ready.has(other)):
                     hungry[part] = None
         if runs:
-            self.members.gave(number, part, sum(run.high - run.low for run in runs))
+            count = sum(run.high - run.low for run in runs)
+            self.members.gave(number, part, count)
+            self._paces.gave(queue.part, count, now)
             queue.flights.give(number, runs, now)
             out.append(Deliver(number, self.settings.channel, part, runs))
         self._remind(part, queue)

@@ -83,7 +83,7 @@ class GroupEntry(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     kind: _builtins.int
-    """OPEN, SEAL, CHANNEL, TRIM, TOPIC, DROP of topic/entries.py"""
+    """OPEN, SEAL, CHANNEL, TRIM, TOPIC, DROP of cluster/topics/entries.py"""
     payload: _builtins.bytes
     def __init__(
         self,

@@ -58,6 +58,10 @@ class TopicInfo:
     """Messages that it takes in a second, from all writers together; 0: no limit."""
     bytes_per_s: int = 0
     """Bytes that it takes in a second; 0: no limit."""
+    read_messages_per_s: int = 0
+    """Messages that it gives in a second, to all members and readers together; 0: no limit."""
+    read_bytes_per_s: int = 0
+    """Bytes that it gives in a second; 0: no limit."""
 
     @property
     def open_parts(self) -> tuple[Part, ...]:
@@ -133,6 +137,8 @@ class Topics:
         retention_bytes: int = 0,
         messages_per_s: int = 0,
         bytes_per_s: int = 0,
+        read_messages_per_s: int = 0,
+        read_bytes_per_s: int = 0,
         if_missing: bool = False,
     ) -> TopicInfo:
         """Create a topic.
@@ -144,9 +150,11 @@ class Topics:
             retention_bytes: size of a part above which its oldest messages may be dropped; 0: no limit.
             messages_per_s, bytes_per_s: what the topic takes, from all writers together; each part has the share of it that it has
                 of the slots. Writers wait for it. 0: no limit.
+            read_messages_per_s, read_bytes_per_s: what the topic gives, to all members and readers together, shared likewise. 0: no
+                limit.
             if_missing: return a topic that is there, instead of raising `TopicExists`.
         """
-        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s)
+        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s, read_messages_per_s, read_bytes_per_s)
         create = topic_pb2.CreateTopic(parts=check_count(parts, "parts"), settings=settings, if_missing=if_missing)
         return await self._change(topic_pb2.TopicChange(name=check_name(name), create=create))
 
@@ -174,9 +182,11 @@ class Topics:
         retention_bytes: int = 0,
         messages_per_s: int = 0,
         bytes_per_s: int = 0,
+        read_messages_per_s: int = 0,
+        read_bytes_per_s: int = 0,
     ) -> TopicInfo:
         """Set a topic's retention and rates; arguments as for `create`. All of them are set."""
-        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s)
+        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s, read_messages_per_s, read_bytes_per_s)
         return await self._change(topic_pb2.TopicChange(name=check_name(name), alter=settings))
 
     async def delete(self, name: str, *, force: bool = False, now: bool = False) -> TopicInfo:
@@ -321,17 +331,29 @@ class Topics:
         return tuple(await asyncio.gather(*(ask_leader(self._around, name, group, call) for group in groups)))
 
 
-def _settings(retention: timedelta | None, retention_bytes: int, messages_per_s: int, bytes_per_s: int) -> topic_pb2.TopicSettings:
+def _settings(
+    retention: timedelta | None,
+    retention_bytes: int,
+    messages_per_s: int,
+    bytes_per_s: int,
+    read_messages_per_s: int,
+    read_bytes_per_s: int,
+) -> topic_pb2.TopicSettings:
     seconds = 0 if retention is None else int(retention.total_seconds())
     if seconds < 0 or (retention is not None and not seconds):
         raise InvalidArgument(f"retention is at least a second, not {retention}; None: messages are kept for ever")
     if retention_bytes < 0:
         raise InvalidArgument(f"retention_bytes is 0 (no limit) or more, not {retention_bytes}")
-    if messages_per_s < 0 or bytes_per_s < 0:
-        raise InvalidArgument(f"rates are 0 (no limit) or more, not {messages_per_s} messages and {bytes_per_s} bytes a second")
-    return topic_pb2.TopicSettings(
-        retention_s=seconds, retention_bytes=retention_bytes, messages_per_s=messages_per_s, bytes_per_s=bytes_per_s
-    )
+    rates = {
+        "messages_per_s": messages_per_s,
+        "bytes_per_s": bytes_per_s,
+        "read_messages_per_s": read_messages_per_s,
+        "read_bytes_per_s": read_bytes_per_s,
+    }
+    for name, rate in rates.items():
+        if rate < 0:
+            raise InvalidArgument(f"{name} is 0 (no limit) or more, not {rate}")
+    return topic_pb2.TopicSettings(retention_s=seconds, retention_bytes=retention_bytes, **rates)
 
 
 def filter_of(filter: Filter) -> str:
@@ -347,6 +369,7 @@ def info_of(topic: TopicMap) -> TopicInfo:
     return TopicInfo(
         topic.name, topic.id, topic.version, tuple(topic.lineage.parts.values()), topic.channels, topic.retention_s,
         topic.retention_bytes, topic.deleted_at_ms, topic.messages_per_s, topic.bytes_per_s,
+        topic.read_messages_per_s, topic.read_bytes_per_s,
     )  # fmt: skip
 
 

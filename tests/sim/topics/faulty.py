@@ -82,7 +82,7 @@ class SharesLanes(Core):
     """A lane goes to a member while another one still has messages of it."""
 
     def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
-        return _SharesLanes(settings, self._state, self._parts.blocks, self.clock)
+        return _SharesLanes(settings, self._state, self._parts.blocks, self.clock, self.paces)
 
 
 class _ForgetsParents(Dispatcher):
@@ -96,7 +96,7 @@ class ForgetsParents(Core):
     """A channel begins with a part before it has finished the part's parents."""
 
     def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
-        return _ForgetsParents(settings, self._state, self._parts.blocks, self.clock)
+        return _ForgetsParents(settings, self._state, self._parts.blocks, self.clock, self.paces)
 
 
 class _LeavesUnwanted(Dispatcher):
@@ -109,7 +109,7 @@ class LeavesUnwanted(Core):
     """A message that a filter does not want is left unacknowledged."""
 
     def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
-        return _LeavesUnwanted(settings, self._state, self._parts.blocks, self.clock)
+        return _LeavesUnwanted(settings, self._state, self._parts.blocks, self.clock, self.paces)
 
 
 class _GivesEarly(Dispatcher):
@@ -126,7 +126,7 @@ class GivesEarly(Core):
     """A message that a member refuses is given to another before that is committed."""
 
     def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
-        return _GivesEarly(settings, self._state, self._parts.blocks, self.clock)
+        return _GivesEarly(settings, self._state, self._parts.blocks, self.clock, self.paces)
 
 
 class Hurries(Core):

@@ -9,6 +9,7 @@ from topic.dispatch.dispatcher import Dispatcher
 from topic.dispatch.flights import Pending
 from topic.dispatch.lanes import BATCH
 from topic.dispatch.members import Member
+from topic.dispatch.paces import Paces
 from topic.events import Deliver, LoadTest
 
 
@@ -28,7 +29,7 @@ class Bench:
         state = self.log.store.state
         clock_us = state.clock_us
         self.dispatcher = Dispatcher(
-            state.channels[CHANNEL], state, self.log.store.blocks, lambda at: clock_us + int((at - now) * 1_000_000)
+            state.channels[CHANNEL], state, self.log.store.blocks, lambda at: clock_us + int((at - now) * 1_000_000), Paces(state)
         )
         self.dispatcher.look(now)
 
