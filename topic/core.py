@@ -44,6 +44,9 @@ ASK_AGAIN_S: Final = 1.0
 """Longest interval at which the leaders of parents are asked again."""
 ASK_SOON_S: Final = 0.02
 """Delay of the first question after a part was opened; it doubles up to `ASK_AGAIN_S`."""
+CLOCK_AHEAD_US: Final = 2_000_000
+CLOCK_KEPT_S: Final = 60.0
+"""An entry's clock counts for so long while no later one is ahead of it, or behind it by more than a commit takes."""
 ENDING: Final = frozenset({en.SEAL, en.TOPIC, en.DROP})
 """Entries after which parts may take no blocks."""
 LEASE_AGAIN_S: Final = 0.05
@@ -190,6 +193,13 @@ class Core:
         """The log's clock at a time, Unix µs, as far as its entries tell."""
         clock_us, at = self._clock_at
         return clock_us + int((now - at) * 1_000_000)
+
+    def _set_clock(self, now: float) -> None:
+        """An entry is older than this moment by what its commit took. So that of the fastest commit says best what time it is."""
+        clock_us, (kept_us, at) = self._state.clock_us, self._clock_at
+        ahead = self.clock(now) - clock_us
+        if not kept_us or not 0 <= ahead <= CLOCK_AHEAD_US or now - at > CLOCK_KEPT_S:
+            self._clock_at = clock_us, now
 
     def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
         """The dispatcher of a channel."""
@@ -400,7 +410,7 @@ class Core:
             counter, work = logged.popleft()
             answer = event.values[counter - event.first]
             self._applied(work, answer, counter, event.copies, now, out)
-        self._clock_at = self._state.clock_us, now
+        self._set_clock(now)
         if self.delivers:
             self._channels.look(now, out)
         for part in self._grown:

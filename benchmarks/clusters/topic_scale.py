@@ -1,10 +1,13 @@
-"""Parts of `topics.py`: a channel with a million holes whose leader is killed, and a process with a thousand parts and channels."""
+"""Parts of `topics.py`: a channel with a million holes whose leader is killed, a process with a thousand parts and channels, ten
+million messages that are not due, and a filter that one message in a hundred matches."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
+import random
 import signal
 import statistics
 import time
@@ -15,6 +18,7 @@ import pixiu
 from benchmarks.clusters.growth import say
 from tests.support.cluster import LocalCluster, running_cluster
 
+BODY = 100
 CREDIT = 10_000
 """Of each member, the most that it may have; so holes need many members."""
 SHAPE = [f"--{name}=1" for name in ("brokers", "broker-replicas", "routers", "router-replicas", "gateways", "proxies")]
@@ -23,6 +27,12 @@ WAIT_S = 600.0
 IDLE_S = 15.0
 AT_ONCE = 4
 """Channels that are made at a time."""
+FAR_S = 30 * 24 * 3600, 360 * 24 * 3600
+"""What is not due is due so many seconds later."""
+SOON, SOON_S = 1_000, (5.0, 25.0)
+"""Messages by which punctuality is measured, and when they are due."""
+MATCHING = 100
+"""One message of so many has what the filter asks for."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -145,6 +155,104 @@ async def scale(arguments: argparse.Namespace, folder: Path, findings: Any) -> N
             figures["CPU s of its start"] = round(cpu_s(pid), 1)
             figures["MB, started again"] = round(memory_mb(pid))
     findings.figures["scale"] = figures
+
+
+async def delays(arguments: argparse.Namespace, folder: Path, findings: Any) -> None:
+    """Messages behind any number that are not due: what the index takes, and how punctual they are, also after a kill."""
+    total, figures, rolls = arguments.delayed, dict[str, Any](), random.Random(arguments.seed)
+    with running_cluster(folder, *SHAPE, "--topic-replicas=1", layout="separate") as cluster:
+        await asyncio.to_thread(cluster.wait_healthy)
+        async with asyncio.timeout(WAIT_S * 3), pixiu.connect(cluster.target) as px:
+            await px.topics.create("late", parts=1)
+            await px.topics.set_channel("late", "c", max_attempts=100, timeout_s=3_600.0)
+            topic, began = px.durable_topic("late"), time.monotonic()
+            now_us = time.time_ns() // 1000
+            async with topic.writer() as writer:
+                for _ in range(total):
+                    await writer.send(b"far", slot=0, deliver_at=now_us + rolls.randrange(FAR_S[0], FAR_S[1]) * 1_000_000)
+                await writer.wait_finished()
+            figures["not due"], figures["written a second"] = total, round(total / (time.monotonic() - began))
+            pid = await asyncio.to_thread(leader, cluster)
+            figures["MB, no member"] = round(memory_mb(pid))
+            say(f"{figures}")
+            for what in ("", "again, after its kill: "):
+                await topic.send(b"now", slot=0)
+                if what:
+                    os.kill(pid, signal.SIGKILL)
+                began, used = time.monotonic(), 0.0 if what else cpu_s(pid)
+                async with topic.channel("c", credit=CREDIT) as member:
+                    with contextlib.suppress(pixiu.PixiuError):
+                        await _soon(topic, rolls)
+                    late = await _lateness(member, figures, what, began)
+                    pid = await asyncio.to_thread(leader, cluster)
+                    figures[f"{what}MB"] = round(memory_mb(pid))
+                    figures[f"{what}CPU s"] = round(cpu_s(pid) - used, 1)
+                    hundredths = statistics.quantiles(late, n=100)
+                    figures[f"{what}late"] = (
+                        f"median {hundredths[49]:.0f} ms, 99 % {hundredths[98]:.0f} ms, most {max(late):.0f} ms"
+                    )
+                    say(f"{figures}")
+                    if min(late) < 0:
+                        findings.problems.append(f"given {min(late)} ms before its time")
+    findings.figures["delays"] = figures
+
+
+async def _soon(topic: Any, rolls: random.Random) -> None:
+    """Write messages that are due soon, with the time in each."""
+    async with topic.writer() as writer:
+        for _ in range(SOON):
+            due_us = time.time_ns() // 1000 + int(rolls.uniform(*SOON_S) * 1e6)
+            await writer.send(b"%d" % due_us, slot=0, deliver_at=due_us)
+        await writer.wait_finished()
+
+
+async def _lateness(member: Any, figures: dict[str, Any], what: str, began: float) -> list[float]:
+    """Take all of these and the one that was due at once; returns by how much each was late, ms."""
+    late, first = list[float](), False
+    while len(late) < SOON or not first:
+        message = await member.next()
+        if message.body == b"now":
+            first = True
+            figures[f"{what}s to the first one behind them"] = round(time.monotonic() - began, 1)
+        elif message.body != b"far":
+            late.append((time.time_ns() / 1000 - int(message.body)) / 1000)
+        message.ack_soon()
+    await member.flush(timeout_s=60.0)
+    return late
+
+
+async def filters(arguments: argparse.Namespace, folder: Path, findings: Any) -> None:
+    """A channel of which a filter wants one message in a hundred, beside one that takes everything."""
+    total, figures = arguments.filtered, dict[str, Any]()
+    with running_cluster(folder, *SHAPE, "--topic-replicas=1", layout="separate") as cluster:
+        await asyncio.to_thread(cluster.wait_healthy)
+        async with asyncio.timeout(WAIT_S), pixiu.connect(cluster.target) as px:
+            await px.topics.create("mixed", parts=1)
+            await px.topics.set_channel("mixed", "all")
+            await px.topics.set_channel("mixed", "some", filter=[{"header": "region", "equal": "eu"}])
+            topic = px.durable_topic("mixed")
+            async with topic.writer() as writer:
+                for number in range(total):
+                    headers = {"region": "us" if number % MATCHING else "eu"}
+                    await writer.send(bytes(BODY), key=b"%d" % (number % 1_000), headers=headers)
+            pid = await asyncio.to_thread(leader, cluster)
+            for name, wanted in (("all", total), ("some", -(-total // MATCHING))):
+                began, used, seen = time.monotonic(), cpu_s(pid), set[int]()
+                async with topic.channel(name, credit=CREDIT) as member:
+                    while len(seen) < wanted:
+                        message = await member.next()
+                        seen.add(message.offset)
+                        message.ack_soon()
+                    await member.flush(timeout_s=60.0)
+                while (await px.topics.channel_state("mixed", name))[0].unacknowledged:
+                    await asyncio.sleep(0.1)
+                took, cpu = time.monotonic() - began, cpu_s(pid) - used
+                figures[f"{name}, messages passed a second"] = round(total / took)
+                figures[f"{name}, a CPU second of the group"] = round(total / cpu)
+                if name == "some" and any(offset % MATCHING for offset in seen):
+                    findings.problems.append("a message came that the filter does not want")
+                say(f"{figures}")
+    findings.figures["filters"] = figures
 
 
 async def _latency(px: pixiu.Client) -> str:

@@ -10,12 +10,15 @@ members of two channels, `any` and `ordered`, are processes of their own (`topic
     resize   while messages flow: 4 → 16 → 4 parts, and a move of every part
     holes    a leader is killed while a channel has a hole at every second of its messages
     scale    so many parts and channels in one process
+    delays   so many messages that are not due, others behind them that are, and a kill of their leader
+    filters  a channel of which a filter wants 1 %, beside one without
 
 Estimate: nothing confirmed is lost, nothing acknowledged comes again, and each key is in order; a slot pauses for two commits, a
 write to the registry and a description: 50 ms on two free cores.
 
-    python -m benchmarks.clusters.topics [--what faults,resize,holes,scale] [--rounds 40] [--seed 1] [--rate 20000] [--keys 16]
-        [--messages 2000000] [--parts 1000] [--channels 1000] [--keep DIR] [--json]
+    python -m benchmarks.clusters.topics [--what faults,resize,holes,scale,delays,filters] [--rounds 40] [--victims 1] [--power]
+        [--seed 1] [--rate 20000] [--messages 2000000] [--parts 1000] [--channels 1000] [--delayed 10000000] [--filtered 1000000]
+        [--keep DIR] [--json]
 """
 
 from __future__ import annotations
@@ -382,7 +385,10 @@ def _pauses(notes: Sequence[Note], span: tuple[int, int], keys: int) -> dict[str
     return figures
 
 
-RUNS = {"faults": faults, "resize": resize, "holes": topic_scale.holes, "scale": topic_scale.scale}
+RUNS = {
+    "faults": faults, "resize": resize, "holes": topic_scale.holes, "scale": topic_scale.scale, "delays": topic_scale.delays,
+    "filters": topic_scale.filters,
+}  # fmt: skip
 
 
 def main() -> int:
@@ -400,6 +406,8 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=2_000_000, help="holes")
     parser.add_argument("--parts", type=int, default=1_000, help="scale")
     parser.add_argument("--channels", type=int, default=1_000, help="scale")
+    parser.add_argument("--delayed", type=int, default=10_000_000, help="delays: messages that are not due")
+    parser.add_argument("--filtered", type=int, default=1_000_000, help="filters: messages")
     parser.add_argument("--keep", default="", help="keep logs and notes in this folder")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -224,6 +224,25 @@ def test_admin_is_answered_with_what_the_log_made_of_it() -> None:
     assert (refused.verdict, refused.children, refused.position) == (Verdict.SEALED, [child], 1)
 
 
+def test_the_fastest_commit_says_what_time_it_is() -> None:
+    leader = Leader()
+
+    def entry(now: float, at_s: float) -> int:
+        """An entry of a time is committed now. Returns the leader's clock."""
+        leader.now = now
+        leader.log.apply(en.BEGIN, b"", int(at_s * 1_000_000))
+        leader.step(Committed(leader.log.store.state.applied, [None], 2))
+        return leader.core.clock(now) // 1_000_000
+
+    assert entry(100.0, 5_000.0) == 5_000
+    assert entry(110.0, 5_009.0) == 5_010
+    assert entry(120.0, 5_025.0) == 5_025
+    assert entry(130.0, 5_033.5) == 5_035
+    assert entry(140.0, 5_035.0) == 5_035, "too late for a commit: the clock was wrong"
+    assert entry(150.0, 5_044.0) == 5_045
+    assert entry(201.0, 5_095.0) == 5_095, "after a while it counts no longer"
+
+
 def test_parents_of_other_groups_are_asked_for() -> None:
     leader = Leader()
     leader.log.channel(ordered=True)
