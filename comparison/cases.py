@@ -61,6 +61,8 @@ class Case:
         return f"{self.bytes} bytes, {how}"
 
 
+STORED: Final = 1_000_000
+"""Messages that are there before a case takes or reads them."""
 CASES: Final = {
     case.name: case
     for case in (
@@ -80,9 +82,9 @@ CASES: Final = {
         Case("topic-write-16k", "topic, blocks of 16 KiB", "topics", window=2_500, block=16 << 10),
         Case("topic-write-sync", "topic, blocks of 256 KiB, synced", "topics", window=20_000, level="replicated"),
         Case("topic-one", "topic, one at a time, synced", "topics", window=1, block=0, level="replicated"),
-        Case("topic-any", "topic, acknowledged", "topics", act="take", prefilled=200_000),
-        Case("topic-ordered", "topic, acknowledged in order", "topics", act="take", ordered=True, prefilled=200_000),
-        Case("topic-read", "topic, read from its beginning", "topics", act="read", prefilled=400_000),
+        Case("topic-any", "topic, acknowledged", "topics", act="take", prefilled=STORED),
+        Case("topic-ordered", "topic, acknowledged in order", "topics", act="take", ordered=True, prefilled=STORED),
+        Case("topic-read", "topic, read from its beginning", "topics", act="read", prefilled=STORED),
         Case("topic-100", "100 topics, synced", "topics", groups=100, window=1_000, level="replicated"),
     )
 }

@@ -21,14 +21,15 @@ PULL: Final = 2500
 class JetStream:
     """A client: one connection that writes, and one that takes."""
 
+    can_begin_anew = True
+
     def __init__(self, port: int, case: Case, topics: Sequence[str]) -> None:
         self._case, self._topics, self._port = case, topics, port
         self._sock = open_nats(port, "confirms")
         self._taking = open_nats(port, "to")
         self._rest, self._wanted = b"", 0
         self._head = b"MSG %s 1 " % topics[0].encode()
-        asked = b'{"batch": %d}' % PULL
-        self._pull = b"PUB $JS.API.CONSUMER.MSG.NEXT.%s.bench to %d\r\n%s\r\n" % (topics[0].encode(), len(asked), asked)
+        self._consumers, self._pull = 0, b""
         self._packets = [b"PUB %s confirms %d\r\n%s\r\n" % (name.encode(), case.bytes, bytes(case.bytes)) for name in topics]
 
     async def open(self) -> None:
@@ -54,17 +55,21 @@ class JetStream:
                 self._sock.sendall(b"PONG\r\n")
 
     def _subscribe(self) -> None:
-        name, policy = self._topics[0], "explicit" if self._case.act == "take" else "none"
-        config: dict[str, object] = {"durable_name": "bench", "deliver_policy": "all", "ack_policy": policy}
+        """Take from the beginning, as a new consumer."""
+        self._consumers += 1
+        name, policy, consumer = self._topics[0], "explicit" if self._case.act == "take" else "none", f"bench{self._consumers}"
+        config: dict[str, object] = {"durable_name": consumer, "deliver_policy": "all", "ack_policy": policy}
+        subject, asked = f"$JS.API.CONSUMER.MSG.NEXT.{name}.{consumer}".encode(), b'{"batch": %d}' % PULL
+        self._pull, self._wanted = b"PUB %s to %d\r\n%s\r\n" % (subject, len(asked), asked), 0
         if self._case.act == "take":
             config["max_ack_pending"] = 2 * PULL
         with open_nats(self._port, "api") as sock:
-            ask_jetstream(sock, f"CONSUMER.DURABLE.CREATE.{name}.bench", {"stream_name": name, "config": config})
+            ask_jetstream(sock, f"CONSUMER.DURABLE.CREATE.{name}.{consumer}", {"stream_name": name, "config": config})
         self._taking.settimeout(QUIET_S)
 
     async def take(self) -> int:
         """Take what one read brings, and acknowledge each message if the case does."""
-        if self._taking.gettimeout() != QUIET_S:
+        if not self._consumers:
             self._subscribe()
         while True:
             while self._wanted <= PULL:
@@ -103,6 +108,10 @@ class JetStream:
         self._rest = rest[at:]
         self._taking.sendall(b"".join(answers))
         return len(answers)
+
+    async def again(self) -> None:
+        """Take from the beginning."""
+        self._subscribe()
 
     async def finish(self) -> None:
         """Acknowledgements have no answer."""

@@ -91,6 +91,8 @@ def messages_in(data: bytes) -> tuple[int, int]:
 class Kafka:
     """A client of one node."""
 
+    can_begin_anew = True
+
     def __init__(self, port: int, case: Case, topics: Sequence[str]) -> None:
         self._case, self._topics = case, topics
         self._sock = socket.create_connection((HOST, port), timeout=CONNECT_LIMIT_S)
@@ -162,6 +164,10 @@ class Kafka:
             if error:
                 raise ConnectionError(f"Kafka refused a commit with error {error}")
         return messages
+
+    async def again(self) -> None:
+        """Fetch from the beginning."""
+        self._offset = 1
 
     async def finish(self) -> None:
         """Nothing waits."""

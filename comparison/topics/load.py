@@ -25,10 +25,15 @@ from tools.load.payload import monotonic_us
 
 PREFILL_BLOCK: Final = 256 << 10
 PREFILL_STEP: Final = 20_000
+MARGIN: Final = 2.0
+"""Where the server cannot give anew what is stored, so many times as much is stored as it gave in the warm-up for each second."""
 
 
 class Client(Protocol):
     """A client of one server."""
+
+    can_begin_anew: bool
+    """What is stored can be taken once more, from the beginning."""
 
     async def open(self) -> None:
         """Make the topics."""
@@ -38,6 +43,9 @@ class Client(Protocol):
 
     async def take(self) -> int:
         """Take some messages. Returns their number; 0: there are no more."""
+
+    async def again(self) -> None:
+        """Begin anew with what is stored, once all of it was taken; only where `can_begin_anew`."""
 
     async def finish(self) -> None:
         """Wait until all that was taken is acknowledged."""
@@ -49,10 +57,16 @@ class Client(Protocol):
 CLIENTS: Final[dict[str, Callable[[int, Case, Sequence[str]], Client]]] = {"nats": JetStream, "kafka": Kafka, "nsq": Nsq}
 
 
-async def run(client: Client, case: Case, seconds: float, left: int) -> tuple[dict[str, float], int]:
-    """Work for `seconds`, or until nothing is left to take. Returns (results, messages that are left)."""
+async def run(client: Client, case: Case, seconds: float, left: int, stored: int = 0) -> tuple[dict[str, float], int]:
+    """Work for `seconds`, or until nothing of `left` messages is left to take, and the server cannot begin anew with `stored` of
+    them. Returns (results, messages that are left)."""
     done, took_us, used, began_us = 0, Histogram(), cpu_used_s(), monotonic_us()
-    while (at_us := monotonic_us()) < began_us + seconds * 1e6 and (case.act == "write" or left):
+    while (at_us := monotonic_us()) < began_us + seconds * 1e6:
+        if case.act != "write" and left <= 0:
+            if not stored or not client.can_begin_anew:
+                break
+            await client.again()
+            left = stored
         if case.act == "write":
             await client.write(case.window, case.block)
             number = case.window * case.groups
@@ -71,17 +85,26 @@ async def run(client: Client, case: Case, seconds: float, left: int) -> tuple[di
     return figures | times, left
 
 
+async def fill(client: Client, messages: int) -> None:
+    """Store so many messages, in whole steps."""
+    for _ in range(0, messages, PREFILL_STEP):
+        await client.write(PREFILL_STEP, PREFILL_BLOCK)
+
+
 async def work(case: Case, port: int, wire: str, seconds: float, proxies: str) -> None:
     """Make the topics, fill them if the case takes, warm up, and work."""
     topics = [f"{case.name}-{number}" for number in range(case.groups)]
     client: Client = Ours(proxies, case, topics) if proxies else CLIENTS[wire](port, case, topics)
     await client.open()
-    for _ in range(0, case.prefilled, PREFILL_STEP):
-        await client.write(PREFILL_STEP, PREFILL_BLOCK)
+    await fill(client, case.prefilled)
     warm = case.prefilled // 10
-    _, more = await run(client, case, min(WARM_S, seconds), warm)
+    warmed, more = await run(client, case, min(WARM_S, seconds), warm)
+    left = case.prefilled - warm + more
+    if case.act == "take" and not client.can_begin_anew and (missing := int(warmed["per_second"] * seconds * MARGIN) - left) > 0:
+        await fill(client, missing)
+        left += -(-missing // PREFILL_STEP) * PREFILL_STEP
     step({})
-    results, _ = await run(client, case, seconds, case.prefilled - warm + more)
+    results, _ = await run(client, case, seconds, left, case.prefilled)
     step(results | {"repeated": getattr(client, "repeated", 0)})
     await client.close()
 

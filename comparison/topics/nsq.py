@@ -25,6 +25,8 @@ HEARTBEAT: Final = b"_heartbeat_"
 class Nsq:
     """A client of one nsqd: one connection."""
 
+    can_begin_anew = False
+
     def __init__(self, port: int, case: Case, topics: Sequence[str]) -> None:
         self._case, self._topics = case, [topic.encode() for topic in topics]
         self._port, self._rest, self._subscribed = port, b"", False
@@ -99,6 +101,10 @@ class Nsq:
             self._rest = rest[at:]
         self._sock.sendall(b"".join(done))
         return len(done)
+
+    async def again(self) -> None:
+        """A channel gets a message once."""
+        raise NotImplementedError
 
     async def finish(self) -> None:
         """FIN has no answer."""

@@ -21,11 +21,14 @@ QUEUE: Final = 200_000
 class Ours:
     """A client: writers of all topics, and a member or a reader of the first one."""
 
+    can_begin_anew = True
+
     def __init__(self, proxies: str, case: Case, topics: Sequence[str]) -> None:
         self._case, self._topics = case, topics
         self._px: Any = pixiu.connect(proxies, client="bench", queue_records=QUEUE, queue_bytes=QUEUE << 10)
         self._writers: list[Any] = []
         self._taking: Any = None
+        self._channels = 0
         self._seen: set[tuple[int, int]] = set()
         self.repeated = 0
 
@@ -59,7 +62,10 @@ class Ours:
         if self._taking is None:
             topic = self._px.durable_topic(self._topics[0])
             take = self._case.act == "take"
-            self._taking = topic.channel("bench", credit=CREDIT, ordered=self._case.ordered) if take else topic.reader()
+            self._channels += 1
+            self._taking = (
+                topic.channel(f"bench{self._channels}", credit=CREDIT, ordered=self._case.ordered) if take else topic.reader()
+            )
             await self._taking.open()
         for _ in range(TAKEN):
             message = await self._taking.__anext__()
@@ -69,6 +75,13 @@ class Ours:
                     self.repeated += 1
                 self._seen.add(message.position)
         return TAKEN
+
+    async def again(self) -> None:
+        """Take from the beginning, as a new channel or reader."""
+        await self.finish()
+        await self._taking.close()
+        self._taking = None
+        self._seen.clear()
 
     async def finish(self) -> None:
         """Wait until all acknowledgements are committed."""
