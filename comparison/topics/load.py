@@ -26,14 +26,14 @@ from tools.load.payload import monotonic_us
 PREFILL_BLOCK: Final = 256 << 10
 PREFILL_STEP: Final = 20_000
 MARGIN: Final = 2.0
-"""Where the server cannot give anew what is stored, so many times as much is stored as it gave in the warm-up for each second."""
+"""A server that cannot give its messages anew gets so many times as many as it would give by its rate in the warm-up."""
 
 
 class Client(Protocol):
     """A client of one server."""
 
     can_begin_anew: bool
-    """What is stored can be taken once more, from the beginning."""
+    """True if stored messages can be taken once more, from the beginning."""
 
     async def open(self) -> None:
         """Make the topics."""

@@ -57,7 +57,7 @@ class _Bucket:
 
 
 class Delays:
-    """See the module. Times are monotonic seconds; a message is due at most a millisecond late."""
+    """Index of messages by the time from which they may be delivered, monotonic seconds; at most a millisecond late."""
 
     __slots__ = ("_heap", "_hour", "_hour_keys", "_hours", "_second", "_second_keys", "_seconds", "_split_at", "count")
 
@@ -69,9 +69,9 @@ class Delays:
         self._hours: dict[int, _Bucket] = {}
         self._hour_keys: list[int] = []
         self._second = int(now) + 1
-        """What is due before it is in the heap."""
+        """Messages that are due before this second are in the heap."""
         self._hour = (self._second >> HOUR_BITS) + 1
-        """What is due before it is in the heap or among the seconds."""
+        """Messages that are due before this hour are in the heap, or among the seconds."""
         self._split_at = 0.0
         self.count = 0
         """Entries: 12 bytes each, and 150 in the heap."""

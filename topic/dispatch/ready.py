@@ -121,7 +121,7 @@ class AnyOrder:
         self._backlog: list[tuple[int, int]] = []
         """Messages below `_next` that have to be looked at again, the first at the end."""
         self._waiting, held = Delays(now), list[tuple[int, int]]()
-        """What is not due."""
+        """Messages that are not due."""
         for low, high, due in _dues(progress, clock_us, now):
             self._waiting.add(due, low, high)
             if low not in progress.acks:
