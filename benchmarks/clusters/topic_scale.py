@@ -241,6 +241,7 @@ async def filters(arguments: argparse.Namespace, folder: Path, findings: Any) ->
                 async with topic.channel(name, credit=CREDIT) as member:
                     while len(seen) < wanted:
                         message = await member.next()
+                        assert message is not None
                         seen.add(message.offset)
                         message.ack_soon()
                     await member.flush(timeout_s=60.0)

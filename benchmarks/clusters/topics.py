@@ -45,6 +45,7 @@ from benchmarks.clusters import power, topic_scale
 from benchmarks.clusters.growth import folder_of, say
 from tests.history.topics import CONFIRMED, GIVEN, Note, Stored, Verdict, judge, parse
 from tests.support.cluster import LocalCluster, running_cluster
+from tests.support.interposed import compiled
 from tests.support.shared_zookeeper import end_shared_server
 
 ORDERS = "orders"
@@ -294,7 +295,8 @@ async def faults(arguments: argparse.Namespace, folder: Path, findings: Findings
     """Kill and stop processes, and cut their power, for so many rounds."""
     with contextlib.ExitStack() as stack:
         disks = stack.enter_context(power.disks(folder, NAMES)) if arguments.power else {}
-        cluster = stack.enter_context(running_cluster(folder, *SHAPE, layout="separate"))
+        lies = {"LD_PRELOAD": str(compiled(power.NO_SYNCS, folder, "no-syncs"))} if arguments.no_syncs else {}
+        cluster = stack.enter_context(running_cluster(folder, *SHAPE, layout="separate", environment=lies))
         await asyncio.to_thread(cluster.wait_healthy)
         async with pixiu.connect(cluster.target) as px:
             await px.topics.create(ORDERS, parts=4)
@@ -398,6 +400,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--victims", type=int, default=1, help="faults: victims of a round")
     parser.add_argument("--power", action="store_true", help="faults: cut the power of replicas, too; needs root")
+    parser.add_argument("--no-syncs", action="store_true", help="faults: replicas sync nothing, so that power cuts must be noticed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pace", type=float, default=100.0, help="faults: messages a second of each writer")
     parser.add_argument("--rate", type=float, default=20_000.0, help="resize: messages a second of all writers")

@@ -270,8 +270,12 @@ class Block:
 
     def deliver_times(self, low: int, high: int) -> list[int]:
         """Times from which the messages [low, high) may be delivered, Unix µs; 0: at once."""
-        data, flags, at, read = self.data, self.all_flags(), self._at, U64.unpack_from
-        begins = [0, *self.ends()] if high > 1 else [0]
+        data, flags, ends, at, read = self.data, self.all_flags(), self.ends(), self._at, U64.unpack_from
+        size, skip, count = ends[0], 8 if flags[0] & Flag.EVENT_TIME else 0, self.count
+        if flags[0] & Flag.DELIVER_AT and flags.count(flags[0]) == count and ends == list(range(size, size * count + 1, size)):
+            alike = memoryview(data)[at + low * size : at + high * size]
+            return [time for (time,) in struct.iter_unpack(f"<{skip}xQ{size - skip - 8}x", alike)]
+        begins = [0, *ends]
         return [
             read(data, at + begins[number] + (8 if flags[number] & Flag.EVENT_TIME else 0))[0]
             if flags[number] & Flag.DELIVER_AT

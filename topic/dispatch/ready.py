@@ -175,6 +175,11 @@ class AnyOrder:
             found.sort()
         return found
 
+    @property
+    def delayed(self) -> int:
+        """Entries of messages that are not due."""
+        return self._waiting.count
+
     def _gap(self, end: int, limit: int) -> tuple[int, int]:
         """The next messages that were not looked at yet."""
         while True:

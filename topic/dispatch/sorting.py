@@ -21,6 +21,8 @@ from topic.state.parts import Part
 SKIP: Final = None
 FOR_ALL: Final = ""
 MICRO: Final = 1_000_000
+FAR_US: Final = 3600 * MICRO
+NEVER_US: Final = 1 << 64
 FIELDS: Final = Flag.TAG | Flag.DELIVER_AT | Flag.EXPIRES
 
 
@@ -80,7 +82,8 @@ class Sorter:
         part: whose.
         blocks: of parts.
         clock: monotonic seconds → the log's clock, Unix µs.
-        fold: what has a tag that no member has is sorted as for anybody.
+        fold: what has a tag that no member has is sorted as for anybody, and messages that follow each other and are due in more
+            than `FAR_US` as if all were due with the earliest of them: whoever sorts them looks at them again then.
     """
 
     __slots__ = ("_blocks", "_clock", "_fold", "_part", "_wants")
@@ -142,11 +145,21 @@ class Sorter:
 
     def _sort_by_time(self, found: list[Sorted], block: Block, base: int, low: int, high: int, now: float) -> None:
         """Messages of which nothing counts but when they are due."""
-        clock_us, at = self._clock(now), low
-        for deliver_at_us, some in groupby(block.deliver_times(low - base, high - base)):
-            upto = at + sum(1 for _ in some)
-            _add(found, at, upto, FOR_ALL if deliver_at_us <= clock_us else now + (deliver_at_us - clock_us) / MICRO)
-            at = upto
+        clock_us, times = self._clock(now), block.deliver_times(low - base, high - base)
+        far_us = clock_us + FAR_US if self._fold else NEVER_US
+        if min(times) > far_us:
+            _add(found, low, high, now + (min(times) - clock_us) / MICRO)
+            return
+        at = low
+        for far, some in groupby(times, far_us.__lt__):
+            each = list(some)
+            if far:
+                _add(found, at, at + len(each), now + (min(each) - clock_us) / MICRO)
+                at += len(each)
+                continue
+            for deliver_at_us in each:
+                _add(found, at, at + 1, FOR_ALL if deliver_at_us <= clock_us else now + (deliver_at_us - clock_us) / MICRO)
+                at += 1
 
     def _kind(self, block: Block, number: int, flags: int, at_us: int, now: float) -> Kind:
         wants = self._wants

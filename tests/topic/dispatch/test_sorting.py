@@ -8,7 +8,8 @@ import pytest
 
 from cluster.topics import entries as en
 from cluster.topics.entries import Settlement
-from tests.topic.builders import CHANNEL, PART, said
+from pixiu.wire import block
+from tests.topic.builders import CHANNEL, PART, TOPIC, said
 from tests.topic.dispatch.test_dispatcher import Bench
 from topic.dispatch import dispatcher, ready
 from topic.events import LoadTest
@@ -215,3 +216,31 @@ def test_what_is_due_comes_behind_any_number_that_is_not() -> None:
     assert bench.pump(0.0) == [(1, [302])]
     assert bench.pump(2.0) == [(1, [301])]
     assert bench.pump(3.0) == []
+
+
+@pytest.mark.parametrize("bodies", [(b"x",) * 9, tuple(b"x" * number for number in range(9))])
+def test_messages_that_are_due_much_later_are_looked_at_again_then(bodies: tuple[bytes, ...]) -> None:
+    hours = (0.0, 5.0, 2.0, 3.0, 0.5, 2.0, 9.0, 4.0, 4.0)
+    due_us = [1_000 + int(each * 3_600_000_000) for each in hours]
+    messages = [block.Message(body, 1, deliver_at_us=due) for body, due in zip(bodies, due_us, strict=True)]
+    bench = Bench()
+    bench.log.apply(en.BLOCK, en.encode_block(42, block.encode(messages, topic=TOPIC, part=1, writer=9, first=1)))
+    bench.dispatcher.wake(PART)
+    bench.join(1)
+    given, now = dict[int, float](), 0.0
+    while len(given) < len(hours):
+        for _, offsets in bench.pump(now):
+            given |= dict.fromkeys(offsets, now)
+            bench.commit(bench.report(1, *offsets), now)
+        now = max(now, bench.dispatcher.next_deadline())
+    assert [round(given[offset], 2) for offset in range(len(hours))] == [each * 3_600 for each in hours]
+
+
+def test_millions_that_are_due_much_later_take_an_entry_a_block() -> None:
+    bench = Sorting(*({"deliver_at_us": 90_000_000_000 + number} for number in range(500)))
+    bench.join(1)
+    assert bench.pump(0.0) == []
+    assert bench.dispatcher.next_deadline() > 80_000
+    queue = bench.dispatcher.queues[PART]
+    assert isinstance(queue.ready, ready.AnyOrder)
+    assert queue.ready.delayed == 1
