@@ -38,9 +38,11 @@ ORDERS, COPY = "orders", "copy"
 KEYS = 50
 BATCH = 1_500
 """Rows of a micro-batch, so that there are several between two kills."""
+AT_THE_END = 30_000
+"""The same of the driver that ends by itself."""
 KILL_S = (1.0, 8.0)
 """After the driver's first micro-batch."""
-DRIVER_S = 300.0
+DRIVER_S = 900.0
 READ_S = 120.0
 
 
@@ -51,8 +53,14 @@ def drive(target: str, folder: Path, end: bool) -> None:
     spark = open_session("kills", "local[2]", brief=True)
 
     def source() -> Any:
+        most = AT_THE_END if end else BATCH
         made = spark.readStream.format("pixiu").option("target", target).option("topic", ORDERS)
-        return made.option("startingOffsets", "earliest").option("retrySeconds", "60").option("maxOffsetsPerTrigger", BATCH).load()
+        return (
+            made.option("startingOffsets", "earliest")
+            .option("retrySeconds", "60")
+            .option("maxOffsetsPerTrigger", most)
+            .load()
+        )
 
     parquet = source().writeStream.format("parquet").option("path", str(folder / "rows"))
     copy = source().selectExpr("body", "key").writeStream.format("pixiu").option("target", target).option("topic", COPY)
