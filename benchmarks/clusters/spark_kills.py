@@ -55,12 +55,7 @@ def drive(target: str, folder: Path, end: bool) -> None:
     def source() -> Any:
         most = AT_THE_END if end else BATCH
         made = spark.readStream.format("pixiu").option("target", target).option("topic", ORDERS)
-        return (
-            made.option("startingOffsets", "earliest")
-            .option("retrySeconds", "60")
-            .option("maxOffsetsPerTrigger", most)
-            .load()
-        )
+        return made.option("startingOffsets", "earliest").option("retrySeconds", "60").option("maxOffsetsPerTrigger", most).load()
 
     parquet = source().writeStream.format("parquet").option("path", str(folder / "rows"))
     copy = source().selectExpr("body", "key").writeStream.format("pixiu").option("target", target).option("topic", COPY)
