@@ -18,6 +18,8 @@ from typing import Final
 
 from admin import changes, entries, steps
 from admin import events as ev
+from admin.balancer import Asked as AskedPlan
+from admin.balancer import Balancer
 from admin.placement import Places
 from admin.steps import Done, Step
 from admin.tracked import MAX_ASKED, Asked, Group, Topic, Waiting
@@ -59,6 +61,8 @@ class Counters:
     changes_refused: int = 0
     writes: int = 0
     writes_failed: int = 0
+    moves: int = 0
+    """Of parts, by load, without being asked."""
     entries: int = 0
     entries_failed: int = 0
     entries_refused: int = 0
@@ -69,10 +73,15 @@ class _NotYet(Exception):
 
 
 class Core:
-    """Decides what the leading admin does. See the module."""
+    """Decides what the leading admin does. See the module.
 
-    def __init__(self) -> None:
+    Args:
+        moves_per_hour: moves of parts by load; 0: none.
+    """
+
+    def __init__(self, moves_per_hour: int = 0) -> None:
         self.counters = Counters()
+        self._balancer = Balancer(moves_per_hour)
         self.epoch = 0
         """The epoch in which it leads; 0: it does not."""
         self.topics: dict[str, Topic] = {}
@@ -99,6 +108,7 @@ class Core:
         table.on(ev.Deposed, self._on_deposed)
         table.on(ev.GroupsChanged, self._on_groups)
         table.on(ev.ChangeRequested, self._on_change)
+        table.on(ev.PlanRequested, self._on_plan)
         table.on(ev.Written, self._on_written)
         table.on(ev.Appended, self._on_appended)
         table.on(ev.LoadRead, self._on_load)
@@ -169,6 +179,7 @@ class Core:
         self._forget(out)
         self.epoch, self._wall_ms, self._wall_at = event.epoch, event.wall_ms, now
         self._next_load = now
+        self._balancer.elected(now)
         self._numbers = event.numbers
         for name, (version, node) in event.topics.items():
             self.topics[name] = topic = Topic(name)
@@ -192,6 +203,8 @@ class Core:
             found.clear()
         for group in self._groups.values():
             group.forget()
+        out += [ev.Planned(each.request, refusal=not_leader) for each in self._balancer.asked]
+        self._balancer.asked.clear()
         self._clients = self.epoch = 0
 
     def _on_groups(self, event: ev.GroupsChanged, now: float, out: list[ev.Effect]) -> None:
@@ -482,17 +495,53 @@ class Core:
 
     def _on_load(self, event: ev.LoadRead, now: float, out: list[ev.Effect]) -> None:
         group = self._group(event.group)
-        if event.parts is None:
-            group.load_failed_at = now
-        else:
-            group.load_at, group.loads = now, dict(event.parts)
+        group.loaded(event, now)
         if not self.epoch:
             return
+        out += self._balancer.answers(self._groups, self._asked_for_load(), self.nodes())
         if event.parts is not None:
             self._drop_empty(event.group, group, now, out)
         for topic in list(self.topics.values()):
             if topic.changes and not topic.writing:
                 self._advance(topic, now, out)
+        self._move(now, out)
+
+    # --- load
+
+    def _asked_for_load(self) -> list[int]:
+        return [group for group in self._layout[0] if group in self._layout[1]]
+
+    def _on_plan(self, event: ev.PlanRequested, now: float, out: list[ev.Effect]) -> None:
+        asked, groups = AskedPlan(event.request, event.drain, now), self._asked_for_load()
+        error: PixiuError | None = None
+        if not self.epoch:
+            error = NotLeader("this admin does not lead")
+        elif not groups:
+            error = Unavailable("no group of topics is running: `pixiu status` shows their replicas")
+        elif len(self._balancer.asked) >= MAX_CHANGES:
+            error = Overloaded(f"{MAX_CHANGES:,} plans are asked for at this time; try again", retry_after_ms=1_000)
+        if error is not None:
+            out.append(ev.Planned(event.request, refusal=Refusal.of(error)))
+            return
+        self._balancer.asked.append(asked)
+        for group in groups:
+            self._group(group)
+            out.append(ev.AskLoad(group))
+
+    def _move(self, now: float, out: list[ev.Effect]) -> None:
+        """Move a part by load, if one is due: one at a time of each group."""
+        move = self._balancer.next_move(self._groups, self._asked_for_load(), self.nodes(), now)
+        topic = self.topics.get(move.topic) if move is not None else None
+        if move is None or topic is None or topic.node is None or topic.writing or not topic.settled:
+            return
+        try:
+            node = changes.resized(topic.node, ev.Resize((move.part,), (), (move.target,)), self._cluster(now))
+            changes.largest(node, self._wall(now)).to_json()
+        except PixiuError:
+            return  # a limit is reached, which the admin says to those who ask for a change
+        self.counters.moves += 1
+        self._balancer.moved(move, node.parts[-1].number, now)
+        self._write(topic, node, out)
 
     def strays(self) -> list[int]:
         """IDs of parts that groups hold and the registry does not know. They are reported and left alone: the registry may have
@@ -530,7 +579,7 @@ class Core:
             return
         if now >= self._next_load:
             self._next_load = now + LOAD_S
-            out += [ev.AskLoad(group) for group in self._layout[0] if group in self._layout[1]]
+            out += [ev.AskLoad(group) for group in self._asked_for_load()]
         for number, group in list(self._groups.items()):
             if group.waiting and now >= group.retry_at:
                 self._serve(number, now, out)

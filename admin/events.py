@@ -1,7 +1,7 @@
 """Events and effects of the admin's core. Pure.
 
     shell      Elected, Deposed, GroupsChanged
-    proxies    ChangeRequested                     Answer
+    proxies    ChangeRequested, PlanRequested      Answer, Planned
     registry   Written                             WriteTopic
     groups     Appended, LoadRead                  Append, AskLoad
 
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from admin.balance import Move
 from cluster.core.contract import Tick
 from cluster.topics.entries import KnownWriter
 from pixiu.discovery.topics import Numbers, TopicNode
@@ -146,6 +147,15 @@ class ChangeRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanRequested:
+    """Somebody wants to know which moves would even the groups out. Answered by `Planned`."""
+
+    request: int
+    drain: int | None = None
+    """A group that is to have no open parts."""
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """A write ended. `version` and `node`: those in the registry from now on; -1 and None: there is no node."""
 
@@ -178,7 +188,7 @@ class LoadRead:
     cpu: float = 0.0
 
 
-Event = Elected | Deposed | GroupsChanged | ChangeRequested | Written | Appended | LoadRead | Tick
+Event = Elected | Deposed | GroupsChanged | ChangeRequested | PlanRequested | Written | Appended | LoadRead | Tick
 
 # --- effects
 
@@ -221,4 +231,26 @@ class Answer:
     refusal: Refusal | None = None
 
 
-Effect = WriteTopic | Append | AskLoad | Answer
+class PlannedGroup(NamedTuple):
+    """A group in a plan; loads in thousandths of a core."""
+
+    group: int
+    load: float
+    after: float
+    """The load that the moves leave it."""
+    parts: int
+    """Open ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Answer whoever asked for a plan."""
+
+    request: int
+    moves: Sequence[Move] = ()
+    groups: Sequence[PlannedGroup] = ()
+    """Those that answered."""
+    refusal: Refusal | None = None
+
+
+Effect = WriteTopic | Append | AskLoad | Answer | Planned

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from admin import events as ev
@@ -29,6 +30,7 @@ from pixiu.discovery.topics import TopicNode
 from pixiu.discovery.view import View
 from pixiu.errors import MalformedData, NotLeader, PixiuError, Refusal, RegistryUnavailable, RemoteError
 from pixiu.rpc.backoff import Backoff
+from pixiu.wire.v1 import topic_pb2
 from registry.topics import AdminLease, TopicStore
 
 FIRST_BACKOFF_S: Final = 0.2
@@ -49,17 +51,18 @@ class Service(RoleShell, admin_pb2_grpc.AdminServicer):
     def __init__(self, context: Context[Options]) -> None:
         super().__init__(context.crash)
         self._context = context
-        self._core = Core()
+        self._core = Core(context.options.moves_per_hour)
         self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(self._core, context.now, tick=TICK))
         on = self._runner.effects.on
         on(ev.WriteTopic, lambda effect: self.spawn(self._write(effect, self._lease.epoch)))
         on(ev.Append, lambda effect: self.spawn(self._append(effect)))
         on(ev.AskLoad, lambda effect: self.spawn(self._load(effect.group)))
         on(ev.Answer, self._answer)
+        on(ev.Planned, self._answer)
         self._groups = Groups(lambda: context.view, context.tls)
         self._lease = AdminLease(context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._leadership_changed)
         self._store = TopicStore(context.zookeeper, context.root, self._lease)
-        self._clients: dict[int, asyncio.Future[ev.Answer]] = {}
+        self._clients: dict[int, asyncio.Future[Any]] = {}
         self._requests = 0
         self._unreadable: dict[str, str] = {}
         self._problem = ""
@@ -165,7 +168,7 @@ class Service(RoleShell, admin_pb2_grpc.AdminServicer):
     async def _load(self, group: int) -> None:
         self._runner.step(await self._groups.load(group))
 
-    def _answer(self, effect: ev.Answer) -> None:
+    def _answer(self, effect: ev.Answer | ev.Planned) -> None:
         client = self._clients.pop(effect.request, None)
         if client is not None and not client.done():
             client.set_result(effect)
@@ -183,7 +186,7 @@ class Service(RoleShell, admin_pb2_grpc.AdminServicer):
             change = change_of(wanted)
         except PixiuError as error:
             return admin_pb2.AdminAnswer(refusal=refusal_of(Refusal.of(error), self._lease.leader))
-        answer = await self._ask(wanted.name, change)
+        answer: ev.Answer = await self._ask(lambda number: ev.ChangeRequested(number, wanted.name, change))
         what = {"ok": True} if answer.refusal is None else {"ok": False, "code": answer.refusal.code}
         self._context.audit.write(CHANGE, topic=wanted.name[:128], change=kind, caller=request.caller[:MAX_CALLER], **what)
         if answer.refusal is not None:
@@ -191,15 +194,27 @@ class Service(RoleShell, admin_pb2_grpc.AdminServicer):
         node: TopicNode | None = answer.node
         return admin_pb2.AdminAnswer(topic=description_of(node) if node is not None else None)
 
-    async def _ask(self, name: str, change: ev.Change) -> ev.Answer:
-        """Have the core make a change. Its own limit bounds those that wait, in number and in time."""
+    async def Plan(self, request: topic_pb2.PlanTopicsRequest, context: Any) -> admin_pb2.AdminPlan:
+        """Say which moves of parts would even the groups out, or empty one."""
+        drain = request.drain if request.HasField("drain") else None
+        found: ev.Planned = await self._ask(lambda number: ev.PlanRequested(number, drain))
+        if found.refusal is not None:
+            return admin_pb2.AdminPlan(refusal=refusal_of(found.refusal, self._lease.leader))
+        moves = [
+            topic_pb2.PlannedMove(topic=each.topic, part=each.part, source=each.source, target=each.target, load=each.load)
+            for each in found.moves
+        ]
+        groups = [topic_pb2.PlannedGroup(**each._asdict()) for each in found.groups]
+        return admin_pb2.AdminPlan(plan=topic_pb2.TopicPlan(moves=moves, groups=groups))
+
+    async def _ask(self, event_of: Callable[[int], ev.Event]) -> Any:
+        """Ask the core. Its own limits bound those that wait, in number and in time."""
         self._requests += 1
         number, client = self._requests, asyncio.get_running_loop().create_future()
         self._clients[number] = client
         try:
-            self._runner.step(ev.ChangeRequested(number, name, change))
-            answer: ev.Answer = await client
-            return answer
+            self._runner.step(event_of(number))
+            return await client
         finally:
             self._clients.pop(number, None)
 

@@ -69,10 +69,13 @@ FIND_S: Final = 15.0
 """Time for finding the leading admin, seconds: its lease ends with its session."""
 CHANGE_S: Final = 50.0
 """Time limit of one change at the admin, seconds."""
+PLAN_S: Final = 15.0
+"""Time limit of a plan at the admin, which asks all groups for their load, seconds."""
 RETRY_S: Final = 0.3
 MAX_LEASE_BYTES: Final = 1_024
 
 Found = TypeVar("Found")
+Reply = TypeVar("Reply", admin_pb2.AdminAnswer, admin_pb2.AdminPlan)
 
 
 @dataclass(slots=True)
@@ -157,6 +160,10 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
         """Have the leading admin change a topic."""
         caller = str(context.peer())
         return await self._answer(context, lambda access: self._change(access, request, caller))
+
+    async def Plan(self, request: topic_pb2.PlanTopicsRequest, context: Any) -> topic_pb2.TopicPlan:
+        """Have the leading admin say which parts should move."""
+        return await self._answer(context, lambda access: self._plan(access, request))
 
     async def _answer(self, context: Any, answer: Callable[[LoginSession | None], Awaitable[Found]]) -> Found:
         try:
@@ -298,7 +305,8 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
             raise Overloaded(f"{MAX_CHANGES} changes of topics are under way through this proxy", retry_after_ms=1_000)
         self._changing += 1
         try:
-            made = await self._ask(admin_pb2.AdminChange(change=request, caller=caller))
+            change = admin_pb2.AdminChange(change=request, caller=caller)
+            made = (await self._ask(partial(self._ask_to_change, change=change))).topic
         finally:
             self._changing -= 1
             self._cache.forget(("topic", name), "names")
@@ -308,19 +316,30 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
             made.groups.append(topic_pb2.TopicGroup(group=group, addresses=self._addresses(group, leader)))
         return made
 
-    async def _ask(self, change: admin_pb2.AdminChange) -> topic_pb2.TopicDescription:
+    async def _plan(self, access: LoginSession | None, request: topic_pb2.PlanTopicsRequest) -> topic_pb2.TopicPlan:
+        if access is not None:
+            access.require_session()
+        plan: topic_pb2.TopicPlan = (await self._ask(partial(self._ask_for_plan, request=request))).plan
+        if access is None:
+            return plan
+        names = sorted({move.topic for move in plan.moves})
+        allowed = {name for name in names if await _may_change(access, name)}
+        moves = [move for move in plan.moves if move.topic in allowed]
+        return topic_pb2.TopicPlan(moves=moves, groups=plan.groups)
+
+    async def _ask(self, call: Callable[[str], Awaitable[Reply | str]]) -> Reply:
         """Ask the leading admin; look for it meanwhile. Raises its refusal, `Unavailable`, `OutcomeUnknown`."""
         until, said = time.monotonic() + FIND_S, ""
         while True:
             address = said or await self._admin()
             why, said = "nobody leads", ""
             if address:
-                answer = await self._ask_one(address, change)
+                answer = await call(address)
                 if not isinstance(answer, str):
                     if answer.refusal.code != NotLeader.code:
                         if answer.refusal.code:
                             raise error_of(answer.refusal)
-                        return answer.topic
+                        return answer
                     said = answer.refusal.leader if answer.refusal.leader != address else ""
                     answer = answer.refusal.text
                 why = f"{address}: {answer}"
@@ -331,7 +350,19 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
             if not said:
                 await asyncio.sleep(RETRY_S)
 
-    async def _ask_one(self, address: str, change: admin_pb2.AdminChange) -> admin_pb2.AdminAnswer | str:
+    async def _ask_for_plan(self, address: str, request: topic_pb2.PlanTopicsRequest) -> admin_pb2.AdminPlan | str:
+        """Ask one admin; returns its answer, or the reason why it gave none."""
+        channel = self._channels.acquire(address)
+        stub: Any = admin_pb2_grpc.AdminStub(channel)
+        try:
+            answer: admin_pb2.AdminPlan = await stub.Plan(request, timeout=PLAN_S)
+            return answer
+        except grpc.aio.AioRpcError as error:
+            return reason_of(error)
+        finally:
+            await self._channels.release(channel)
+
+    async def _ask_to_change(self, address: str, change: admin_pb2.AdminChange) -> admin_pb2.AdminAnswer | str:
         """Ask one admin; returns its answer, or the reason why it was not reached. Raises `OutcomeUnknown`."""
         channel = self._channels.acquire(address)
         stub: Any = admin_pb2_grpc.AdminStub(channel)
@@ -378,6 +409,11 @@ async def _may_see(access: LoginSession, name: str) -> bool:
     if not allowed:
         access.require_session()
     return allowed
+
+
+async def _may_change(access: LoginSession, name: str) -> bool:
+    await _foresee(access, (TOPICS,), name)
+    return access.permissions.allows(TOPICS, name)
 
 
 async def _require(access: LoginSession, action: str, name: str) -> None:

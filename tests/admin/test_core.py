@@ -17,12 +17,31 @@ from pixiu.placement.slots import SLOTS
 from tests.admin.world import WALL_MS
 
 
-def elected(*nodes: TopicNode, groups: int = 1) -> tuple[Core, list[ev.Effect]]:
+def elected(*nodes: TopicNode, groups: int = 1, moves_per_hour: int = 0) -> tuple[Core, list[ev.Effect]]:
     """A core that leads in a cluster with these topics."""
-    core = Core()
+    core = Core(moves_per_hour)
     core.step(ev.GroupsChanged(range(groups), range(groups)), 0.0)
     topics = {node.name: (0, node) for node in nodes}
     return core, core.step(ev.Elected(1, WALL_MS, Numbers(len(nodes) + 1, 0), topics), 0.0)
+
+
+def loaded(core: Core, now: float, cpus: dict[int, float], rates: dict[int, float]) -> list[ev.Effect]:
+    """Groups report their load; rates: number of a part of the first topic → bytes a second."""
+    found: list[ev.Effect] = []
+    nodes = list(core.nodes())
+    for group, cpu in cpus.items():
+        parts = {
+            en.part_id(node.topic, each.number): ev.Load(each.state is PartState.SEALED, 0, 9, 0, rates.get(each.number, 0.0))
+            for node in nodes
+            for each in node.parts
+            if each.group == group
+        }
+        found += core.step(ev.LoadRead(group, parts, cpu), now)
+    return found
+
+
+def halves() -> TopicNode:
+    return TopicNode("orders", 1, 1, (part(1, 0, 100), part(2, 100, SLOTS)), settled=1)
 
 
 def part(number: int, low: int = 0, high: int = SLOTS, group: int = 0) -> TopicPart:
@@ -97,3 +116,53 @@ def test_what_only_a_new_channel_gets_is_refused_for_one_that_is_there(asked: ev
     out = core.step(ev.ChangeRequested(1, "orders", asked), 1.0)
     refused = [each.refusal.text for each in out if isinstance(each, ev.Answer) and each.refusal is not None]
     assert [text in each for each in refused] == ([True] if text else [])
+
+
+def test_a_plan_waits_for_all_groups_and_moves_nothing() -> None:
+    core, _ = elected(halves(), groups=2)
+    assert core.step(ev.PlanRequested(7), 1.0) == [ev.AskLoad(0), ev.AskLoad(1)]
+    assert not loaded(core, 1.1, {0: 0.5}, {1: 1e6, 2: 1e6})
+    (planned,) = loaded(core, 1.2, {1: 0.0}, {})
+    assert isinstance(planned, ev.Planned)
+    assert [(move.topic, move.part, move.source, move.target) for move in planned.moves] == [("orders", 2, 0, 1)]
+    assert [(group.group, group.parts, round(group.load), round(group.after)) for group in planned.groups] == [
+        (0, 2, 502, 251), (1, 0, 0, 251),
+    ]  # fmt: skip
+
+
+def test_a_plan_leaves_groups_out_that_do_not_answer() -> None:
+    core, _ = elected(halves(), groups=3)
+    core.step(ev.PlanRequested(7), 1.0)
+    core.step(ev.PlanRequested(8, drain=2), 1.0)
+    core.step(ev.LoadRead(2, None), 1.1)
+    planned, refused = loaded(core, 1.2, {0: 0.5, 1: 0.0}, {})
+    assert isinstance(planned, ev.Planned)
+    assert isinstance(refused, ev.Planned)
+    assert [group.group for group in planned.groups] == [0, 1]
+    assert refused.refusal is not None
+    assert "group 2 does not answer" in refused.refusal.text
+    core.step(ev.PlanRequested(9), 2.0)
+    (gone,) = (each for each in core.step(ev.Deposed(), 2.0) if isinstance(each, ev.Planned))
+    assert gone.refusal is not None
+    assert gone.refusal.code == "NOT_LEADER"
+
+
+def test_the_admin_moves_a_part_by_load_and_then_lets_both_groups_rest() -> None:
+    core, _ = elected(halves(), groups=2, moves_per_hour=60)
+    rates = {1: 1e6, 2: 1e6, 3: 1e6}
+    assert not loaded(core, 1.0, {0: 0.9, 1: 0.0}, rates)  # it knows nothing of the moves of its predecessor
+    (write,) = loaded(core, 1_000.0, {0: 0.9, 1: 0.0}, rates)
+    assert isinstance(write, ev.WriteTopic)
+    assert write.node is not None
+    assert [(each.number, each.group, each.state) for each in write.node.parts] == [
+        (1, 0, PartState.OPEN), (2, 0, PartState.SEALING), (3, 1, PartState.OPENING),
+    ]  # fmt: skip
+    parts = (part(1, 0, 100), TopicPart(2, 100, SLOTS, 0, PartState.SEALED), TopicPart(3, 100, SLOTS, 1, PartState.OPEN, (2,)))
+    core.step(ev.Written(write.token, 1, TopicNode("orders", 1, 3, parts, settled=3)), 1_000.0)
+    assert not loaded(core, 1_100.0, {0: 0.0, 1: 0.9}, rates)
+    assert core.counters.moves == 1
+
+
+def test_an_admin_that_is_not_asked_to_moves_nothing() -> None:
+    core, _ = elected(halves(), groups=2)
+    assert not loaded(core, 1_000.0, {0: 0.9, 1: 0.0}, {1: 1e6, 2: 1e6})

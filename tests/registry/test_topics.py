@@ -11,6 +11,7 @@ from pixiu.discovery import paths
 from pixiu.discovery.operations import Create, Delete, RegistryConflict, Set
 from pixiu.discovery.topics import (
     MAX_TOPIC_BYTES,
+    SETTINGS,
     Numbers,
     PartState,
     TopicChannel,
@@ -119,7 +120,8 @@ def test_a_node_is_read_as_it_was_written() -> None:
         TopicPart(3, 9, SLOTS, 2, PartState.OPEN, (1,)),
     )
     channel = TopicChannel(7, "billing", True, True, 3, 500, '{"a":1}', 4, True)
-    node = TopicNode("orders", 9, 5, parts, (channel,), 1, 2, 3, 4, 5, 6, True, 7)
+    settings = {name: number for number, name in enumerate(SETTINGS, 1)}
+    node = TopicNode("orders", 9, 5, parts, (channel,), **settings, deleted_at_ms=5, purge_at_ms=6, purging=True, settled=7)
     assert TopicNode.from_json("orders", node.to_json()) == node
     assert node.lineage().children(1)[0].number == 2
 

@@ -21,6 +21,8 @@ ASK_S: Final = 10.0
 """Time limit of one question, seconds."""
 CHANGE_S: Final = 60.0
 """Time for a change to be in effect, seconds."""
+PLAN_S: Final = 30.0
+"""Time for a plan: the admin asks every group for its load, seconds."""
 LEADER_S: Final = 15.0
 """Time for finding the leader of a group, seconds."""
 MAX_SIZES: Final = 1_000
@@ -84,6 +86,12 @@ class TopicCluster:
     async def change(self, change: topic_pb2.TopicChange) -> topic_pb2.TopicDescription:
         """Change a topic; returns when the change is in effect. Raises its refusal, `OutcomeUnknown`, `Unavailable`."""
         found: topic_pb2.TopicDescription = await self._ask("Change", change, change.name, CHANGE_S)
+        return found
+
+    async def plan(self, drain: int | None = None) -> topic_pb2.TopicPlan:
+        """Ask which moves would even the groups out, or empty one. Raises `Unavailable`, `InvalidArgument`."""
+        request = topic_pb2.PlanTopicsRequest() if drain is None else topic_pb2.PlanTopicsRequest(drain=drain)
+        found: topic_pb2.TopicPlan = await self._ask("Plan", request, "", PLAN_S)
         return found
 
     async def _ask(self, method: str, request: object, name: str, limit_s: float) -> Any:

@@ -18,6 +18,7 @@ from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, console, guard
 from tools.topics import calls, tables
 from tools.topics.channels import channel, channels, dead, resend, seek
 from tools.topics.data import read, tail, write
+from tools.topics.moves import drain_group, rebalance
 from tools.topics.values import bytes_of, seconds_of
 
 SUMMARY: Final = (__doc__ or "").split("\n\n")[0]
@@ -242,6 +243,8 @@ def _change(target: str, change: topic_pb2.TopicChange) -> topic_pb2.TopicDescri
     return calls.run(target, lambda cluster: cluster.change(change))
 
 
+topic.command()(rebalance)
+topic.command("drain-group")(drain_group)
 topic.command()(channels)
 topic.command()(dead)
 topic.command()(resend)

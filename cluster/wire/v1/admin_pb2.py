@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pixiu.wire.v1 import topic_pb2 as pixiu_dot_wire_dot_v1_dot_topic__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63luster/wire/v1/admin.proto\x12\x08pixiu.v1\x1a\x19pixiu/wire/v1/topic.proto\"D\n\x0b\x41\x64minChange\x12%\n\x06\x63hange\x18\x01 \x01(\x0b\x32\x15.pixiu.v1.TopicChange\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\"a\n\x0b\x41\x64minAnswer\x12)\n\x05topic\x18\x01 \x01(\x0b\x32\x1a.pixiu.v1.TopicDescription\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x16.pixiu.v1.TopicRefusal\"\x14\n\x12\x41\x64minStatusRequest\"L\n\x0b\x41\x64minStatus\x12\r\n\x05leads\x18\x01 \x01(\x08\x12\x0e\n\x06leader\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07\x63hanges\x18\x04 \x03(\t2~\n\x05\x41\x64min\x12\x36\n\x06\x43hange\x12\x15.pixiu.v1.AdminChange\x1a\x15.pixiu.v1.AdminAnswer\x12=\n\x06Status\x12\x1c.pixiu.v1.AdminStatusRequest\x1a\x15.pixiu.v1.AdminStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63luster/wire/v1/admin.proto\x12\x08pixiu.v1\x1a\x19pixiu/wire/v1/topic.proto\"D\n\x0b\x41\x64minChange\x12%\n\x06\x63hange\x18\x01 \x01(\x0b\x32\x15.pixiu.v1.TopicChange\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\"a\n\x0b\x41\x64minAnswer\x12)\n\x05topic\x18\x01 \x01(\x0b\x32\x1a.pixiu.v1.TopicDescription\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x16.pixiu.v1.TopicRefusal\"W\n\tAdminPlan\x12!\n\x04plan\x18\x01 \x01(\x0b\x32\x13.pixiu.v1.TopicPlan\x12\'\n\x07refusal\x18\x02 \x01(\x0b\x32\x16.pixiu.v1.TopicRefusal\"\x14\n\x12\x41\x64minStatusRequest\"L\n\x0b\x41\x64minStatus\x12\r\n\x05leads\x18\x01 \x01(\x08\x12\x0e\n\x06leader\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07\x63hanges\x18\x04 \x03(\t2\xb8\x01\n\x05\x41\x64min\x12\x36\n\x06\x43hange\x12\x15.pixiu.v1.AdminChange\x1a\x15.pixiu.v1.AdminAnswer\x12\x38\n\x04Plan\x12\x1b.pixiu.v1.PlanTopicsRequest\x1a\x13.pixiu.v1.AdminPlan\x12=\n\x06Status\x12\x1c.pixiu.v1.AdminStatusRequest\x1a\x15.pixiu.v1.AdminStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,10 +36,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADMINCHANGE']._serialized_end=136
   _globals['_ADMINANSWER']._serialized_start=138
   _globals['_ADMINANSWER']._serialized_end=235
-  _globals['_ADMINSTATUSREQUEST']._serialized_start=237
-  _globals['_ADMINSTATUSREQUEST']._serialized_end=257
-  _globals['_ADMINSTATUS']._serialized_start=259
-  _globals['_ADMINSTATUS']._serialized_end=335
-  _globals['_ADMIN']._serialized_start=337
-  _globals['_ADMIN']._serialized_end=463
+  _globals['_ADMINPLAN']._serialized_start=237
+  _globals['_ADMINPLAN']._serialized_end=324
+  _globals['_ADMINSTATUSREQUEST']._serialized_start=326
+  _globals['_ADMINSTATUSREQUEST']._serialized_end=346
+  _globals['_ADMINSTATUS']._serialized_start=348
+  _globals['_ADMINSTATUS']._serialized_end=424
+  _globals['_ADMIN']._serialized_start=427
+  _globals['_ADMIN']._serialized_end=611
 # @@protoc_insertion_point(module_scope)

@@ -70,6 +70,30 @@ class AdminAnswer(_message.Message):
 Global___AdminAnswer: _TypeAlias = AdminAnswer  # noqa: Y015
 
 @_typing.final
+class AdminPlan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plan(self) -> _topic_pb2.TopicPlan: ...
+    @_builtins.property
+    def refusal(self) -> _topic_pb2.TopicRefusal: ...
+    def __init__(
+        self,
+        *,
+        plan: _topic_pb2.TopicPlan | None = ...,
+        refusal: _topic_pb2.TopicRefusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdminPlan: _TypeAlias = AdminPlan  # noqa: Y015
+
+@_typing.final
 class AdminStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from cluster.wire.v1 import admin_pb2 as cluster_dot_wire_dot_v1_dot_admin__pb2
+from pixiu.wire.v1 import topic_pb2 as pixiu_dot_wire_dot_v1_dot_topic__pb2
 
 GRPC_GENERATED_VERSION = '1.75.0'
 GRPC_VERSION = grpc.__version__
@@ -39,6 +40,11 @@ class AdminStub(object):
                 request_serializer=cluster_dot_wire_dot_v1_dot_admin__pb2.AdminChange.SerializeToString,
                 response_deserializer=cluster_dot_wire_dot_v1_dot_admin__pb2.AdminAnswer.FromString,
                 _registered_method=True)
+        self.Plan = channel.unary_unary(
+                '/pixiu.v1.Admin/Plan',
+                request_serializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.PlanTopicsRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_admin__pb2.AdminPlan.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/pixiu.v1.Admin/Status',
                 request_serializer=cluster_dot_wire_dot_v1_dot_admin__pb2.AdminStatusRequest.SerializeToString,
@@ -56,6 +62,12 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Plan(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -69,6 +81,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Change,
                     request_deserializer=cluster_dot_wire_dot_v1_dot_admin__pb2.AdminChange.FromString,
                     response_serializer=cluster_dot_wire_dot_v1_dot_admin__pb2.AdminAnswer.SerializeToString,
+            ),
+            'Plan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.PlanTopicsRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_admin__pb2.AdminPlan.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -103,6 +120,33 @@ class Admin(object):
             '/pixiu.v1.Admin/Change',
             cluster_dot_wire_dot_v1_dot_admin__pb2.AdminChange.SerializeToString,
             cluster_dot_wire_dot_v1_dot_admin__pb2.AdminAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Plan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.Admin/Plan',
+            pixiu_dot_wire_dot_v1_dot_topic__pb2.PlanTopicsRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_admin__pb2.AdminPlan.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ What proxies and operators ask the leading admin. See docs/topics.md."""
 from cluster.wire.v1 import admin_pb2 as _admin_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
+from pixiu.wire.v1 import topic_pb2 as _topic_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -33,6 +34,7 @@ class AdminStub:
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     Change: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminChange, _admin_pb2.AdminAnswer]
     """Any other admin refuses with NOT_LEADER and names the leader."""
+    Plan: _grpc.UnaryUnaryMultiCallable[_topic_pb2.PlanTopicsRequest, _admin_pb2.AdminPlan]
     Status: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AdminStatusRequest, _admin_pb2.AdminStatus]
 
 @_typing.type_check_only
@@ -40,6 +42,7 @@ class AdminAsyncStub(AdminStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Change: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminChange, _admin_pb2.AdminAnswer]  # type: ignore[assignment]
     """Any other admin refuses with NOT_LEADER and names the leader."""
+    Plan: _aio.UnaryUnaryMultiCallable[_topic_pb2.PlanTopicsRequest, _admin_pb2.AdminPlan]  # type: ignore[assignment]
     Status: _aio.UnaryUnaryMultiCallable[_admin_pb2.AdminStatusRequest, _admin_pb2.AdminStatus]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
@@ -50,6 +53,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AdminAnswer, _abc.Awaitable[_admin_pb2.AdminAnswer]]:
         """Any other admin refuses with NOT_LEADER and names the leader."""
+
+    @_abc_1.abstractmethod
+    def Plan(
+        self,
+        request: _topic_pb2.PlanTopicsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AdminPlan, _abc.Awaitable[_admin_pb2.AdminPlan]]: ...
 
     @_abc_1.abstractmethod
     def Status(

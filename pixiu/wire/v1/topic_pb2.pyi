@@ -414,6 +414,120 @@ class TopicChange(_message.Message):
 Global___TopicChange: _TypeAlias = TopicChange  # noqa: Y015
 
 @_typing.final
+class PlanTopicsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAIN_FIELD_NUMBER: _builtins.int
+    drain: _builtins.int
+    """a group that is to have no open parts"""
+    def __init__(
+        self,
+        *,
+        drain: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drain", b"_drain", "drain", b"drain"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drain", b"_drain", "drain", b"drain"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__drain: _TypeAlias = _typing.Literal["drain"]  # noqa: Y015
+    _WhichOneofArgType__drain: _TypeAlias = _typing.Literal["_drain", b"_drain"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drain) -> _WhichOneofReturnType__drain | None: ...
+
+Global___PlanTopicsRequest: _TypeAlias = PlanTopicsRequest  # noqa: Y015
+
+@_typing.final
+class TopicPlan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVES_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedMove]:
+        """in this order; of the topics that the caller may change"""
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedGroup]:
+        """those that answered"""
+
+    def __init__(
+        self,
+        *,
+        moves: _abc.Iterable[Global___PlannedMove] | None = ...,
+        groups: _abc.Iterable[Global___PlannedGroup] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "moves", b"moves"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicPlan: _TypeAlias = TopicPlan  # noqa: Y015
+
+@_typing.final
+class PlannedMove(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    part: _builtins.int
+    source: _builtins.int
+    """groups"""
+    target: _builtins.int
+    load: _builtins.float
+    """thousandths of a core"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        part: _builtins.int = ...,
+        source: _builtins.int = ...,
+        target: _builtins.int = ...,
+        load: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "part", b"part", "source", b"source", "target", b"target", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedMove: _TypeAlias = PlannedMove  # noqa: Y015
+
+@_typing.final
+class PlannedGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    load: _builtins.float
+    """thousandths of a core"""
+    after: _builtins.float
+    """with the moves"""
+    parts: _builtins.int
+    """open ones"""
+    def __init__(
+        self,
+        *,
+        group: _builtins.int = ...,
+        load: _builtins.float = ...,
+        after: _builtins.float = ...,
+        parts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "group", b"group", "load", b"load", "parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedGroup: _TypeAlias = PlannedGroup  # noqa: Y015
+
+@_typing.final
 class CreateTopic(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

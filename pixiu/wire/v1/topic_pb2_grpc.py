@@ -50,6 +50,11 @@ class TopicsStub(object):
                 request_serializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicChange.SerializeToString,
                 response_deserializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicDescription.FromString,
                 _registered_method=True)
+        self.Plan = channel.unary_unary(
+                '/pixiu.v1.Topics/Plan',
+                request_serializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.PlanTopicsRequest.SerializeToString,
+                response_deserializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicPlan.FromString,
+                _registered_method=True)
 
 
 class TopicsServicer(object):
@@ -76,6 +81,13 @@ class TopicsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Plan(self, request, context):
+        """The moves of parts that would even out what groups have to do. Nothing is moved: each is a `ResizeTopic`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TopicsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +105,11 @@ def add_TopicsServicer_to_server(servicer, server):
                     servicer.Change,
                     request_deserializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicChange.FromString,
                     response_serializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicDescription.SerializeToString,
+            ),
+            'Plan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.PlanTopicsRequest.FromString,
+                    response_serializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicPlan.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -177,6 +194,33 @@ class Topics(object):
             '/pixiu.v1.Topics/Change',
             pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicChange.SerializeToString,
             pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicDescription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Plan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.Topics/Plan',
+            pixiu_dot_wire_dot_v1_dot_topic__pb2.PlanTopicsRequest.SerializeToString,
+            pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicPlan.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class TopicsStub:
     List: _grpc.UnaryUnaryMultiCallable[_topic_pb2.ListTopicsRequest, _topic_pb2.ListTopicsReply]
     Change: _grpc.UnaryUnaryMultiCallable[_topic_pb2.TopicChange, _topic_pb2.TopicDescription]
     """Create, alter, delete …: passed on to the leading admin. Answered when the change is in effect."""
+    Plan: _grpc.UnaryUnaryMultiCallable[_topic_pb2.PlanTopicsRequest, _topic_pb2.TopicPlan]
+    """The moves of parts that would even out what groups have to do. Nothing is moved: each is a `ResizeTopic`."""
 
 @_typing.type_check_only
 class TopicsAsyncStub(TopicsStub):
@@ -49,6 +51,8 @@ class TopicsAsyncStub(TopicsStub):
     List: _aio.UnaryUnaryMultiCallable[_topic_pb2.ListTopicsRequest, _topic_pb2.ListTopicsReply]  # type: ignore[assignment]
     Change: _aio.UnaryUnaryMultiCallable[_topic_pb2.TopicChange, _topic_pb2.TopicDescription]  # type: ignore[assignment]
     """Create, alter, delete …: passed on to the leading admin. Answered when the change is in effect."""
+    Plan: _aio.UnaryUnaryMultiCallable[_topic_pb2.PlanTopicsRequest, _topic_pb2.TopicPlan]  # type: ignore[assignment]
+    """The moves of parts that would even out what groups have to do. Nothing is moved: each is a `ResizeTopic`."""
 
 class TopicsServicer(metaclass=_abc_1.ABCMeta):
     """At any proxy's client port."""
@@ -75,6 +79,14 @@ class TopicsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_topic_pb2.TopicDescription, _abc.Awaitable[_topic_pb2.TopicDescription]]:
         """Create, alter, delete …: passed on to the leading admin. Answered when the change is in effect."""
+
+    @_abc_1.abstractmethod
+    def Plan(
+        self,
+        request: _topic_pb2.PlanTopicsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_topic_pb2.TopicPlan, _abc.Awaitable[_topic_pb2.TopicPlan]]:
+        """The moves of parts that would even out what groups have to do. Nothing is moved: each is a `ResizeTopic`."""
 
 def add_TopicsServicer_to_server(servicer: TopicsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
