@@ -16,8 +16,6 @@ from pixiu.discovery.topics import PartState, TopicNode
 MAX_ASKED: Final = 16
 """Entries that one group is asked for at a time. Policy: further ones wait."""
 FIRST_BACKOFF_S: Final = 0.25
-CPU_WEIGHT: Final = 0.3
-"""Weight of the latest answer in a group's average CPU."""
 MAX_BACKOFF_S: Final = 5.0
 """Longest pause after a group that did not answer."""
 
@@ -99,16 +97,14 @@ class Group:
     """Time of the last answer with loads."""
     load_failed_at: float = float("-inf")
     cpu: float = 0.0
-    """Share of a core that its leader uses, averaged over the last answers."""
+    """Share of a core that its leader used lately."""
 
     def loaded(self, event: ev.LoadRead, now: float) -> None:
         """Note its answer to a question for its load."""
         if event.parts is None:
             self.load_failed_at = now
             return
-        known = self.load_at > float("-inf")
-        self.cpu += (event.cpu - self.cpu) * (CPU_WEIGHT if known else 1.0)
-        self.load_at, self.loads = now, dict(event.parts)
+        self.load_at, self.loads, self.cpu = now, dict(event.parts), event.cpu
 
     def may_ask(self, now: float) -> bool:
         """True if it can be asked for another entry."""

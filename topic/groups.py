@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -48,7 +46,6 @@ class TopicGroups(pb_grpc.TopicGroupsServicer):
 
     def __init__(self, group: Group, rates: Rates) -> None:
         self._group, self._rates = group, rates
-        self._cpu = _cpu_s(), time.monotonic()
 
     async def Append(self, request: pb.GroupEntry, context: Any) -> pb.GroupAnswer:
         """Append an entry of the admin; answer when it is applied."""
@@ -78,7 +75,7 @@ class TopicGroups(pb_grpc.TopicGroupsServicer):
             self._group.check_reads()
         except PixiuError as problem:
             return pb.GroupLoad(refusal=refusal_of(self._group, problem))
-        store, reply = self._group.store, pb.GroupLoad(cpu=self._used())
+        store, reply = self._group.store, pb.GroupLoad(cpu=self._rates.cpu)
         members = {topic: self._members_of(topic) for topic in store.state.topics}
         for part in store.state.parts.values():
             log, (bytes_per_s, messages_per_s) = store.logs.get(part.part), self._rates.of(part.part)
@@ -107,17 +104,6 @@ class TopicGroups(pb_grpc.TopicGroupsServicer):
         channels = self._group.store.state.channels_of(topic)
         views = [next(iter(self._group.core.describe(channel.channel)), None) for channel in channels]
         return sum(len(view.members) for view in views if view is not None)
-
-    def _used(self) -> float:
-        """Share of one core that the process used since the last question."""
-        (before_s, at), now = self._cpu, (_cpu_s(), time.monotonic())
-        self._cpu = now
-        return (now[0] - before_s) / max(now[1] - at, 0.001)
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 class Parents:

@@ -277,7 +277,8 @@ class Service(StoreShell):
             await self._retention.look()
 
     def _look_at_rates(self) -> None:
-        self._rates.look({part: (log.appended_bytes, log.end) for part, log in self.store.logs.items()}, time.monotonic())
+        totals = {part: (log.appended_bytes, log.end) for part, log in self.store.logs.items()}
+        self._rates.look(totals, time.monotonic(), time.process_time())
 
     def _backlogs(self) -> dict[str, int]:
         """Most messages beyond a channel's floor in one part, by topic, on a leader."""

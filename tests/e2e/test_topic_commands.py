@@ -45,6 +45,8 @@ async def test_a_topic_from_its_making_to_its_removal(roles: Roles) -> None:
     made = await pixiu.json("create", "orders", "--retention", "7d")
     assert (len(made["parts"]), made["retention_s"]) == (2, 604_800)
     altered = await pixiu.json("alter", "orders", "--rate", "50000", "--rate-bytes", "100MB")
+    altered = await pixiu.json("alter", "orders", "--read-rate", "70000")
+    assert (altered["read_messages_per_s"], altered["read_bytes_per_s"]) == (70_000, 0)
     assert (altered["retention_s"], altered["messages_per_s"], altered["bytes_per_s"]) == (604_800, 50_000, 100_000_000)
     channel = await pixiu.json("channel", "set", "orders", "billing", "--ordered", "--timeout", "5s")
     assert (channel["mode"], channel["timeout_ms"]) == ("ordered", 5_000)
@@ -65,6 +67,14 @@ async def test_a_topic_from_its_making_to_its_removal(roles: Roles) -> None:
     assert merged["parts"][-1]["parents"] == [3, 4]
     code, _, errors = await pixiu.run("move", "orders", str(number))
     assert (code, "only open parts" in errors) == (2, True)
+
+    await pixiu.json("drain-group", "1", "--yes")
+    drained = await pixiu.json("show", "orders")
+    assert {part["group"] for part in drained["parts"] if part["state"] == "open"} == {0}
+    planned = await pixiu.json("rebalance", "--dry-run")
+    assert [(group["group"], group["parts"] > 0) for group in planned["groups"]] == [(0, True), (1, False)]
+    code, out, errors = await pixiu.run("rebalance", "--yes")
+    assert (code, "with the moves" in out) == (0, True), errors
 
     shown = await pixiu.json("show", "orders")
     assert sum(part["end"] - part["first"] for part in shown["parts"]) == 4

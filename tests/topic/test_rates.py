@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from topic.rates import Rates
 
 
@@ -18,3 +20,14 @@ def test_a_steady_part_has_its_rate_and_a_silent_one_loses_it() -> None:
     assert 200 < rates.of(1)[0] < 300
     rates.look({}, 465)
     assert rates.of(1) == (0.0, 0.0)
+
+
+def test_the_cpu_of_a_process_is_what_it_used_lately_without_its_start() -> None:
+    rates = Rates()
+    rates.look({}, 100.0, 7.0)
+    assert rates.cpu == 0.0
+    for second in range(1, 301):
+        rates.look({}, 100.0 + second, 7.0 + second / 2)
+    assert rates.cpu == pytest.approx(0.5, rel=0.01)
+    rates.look({}, 430.0, 157.0)
+    assert rates.cpu == pytest.approx(0.25, rel=0.01)
