@@ -221,6 +221,7 @@ class Core:
             block, refused, certain = self._writes.check(event.block)
             if not self.epoch:
                 raise not_leader(self._leader)
+            first = self._writes.check_epoch(block, event.epoch)
             if self._waiting_bytes + len(event.block) > MAX_WAITING_BYTES:
                 raise Overloaded(f"{MAX_WAITING_BYTES >> 20} MiB wait for their commit in this group; try again later", 200)
             if refused is None:
@@ -238,9 +239,17 @@ class Core:
         if refused is not None:
             self._answer_write(write, refused, out)
             return
+        if first:
+            self._begin_epoch(block, event.epoch)
         self._writes.proposed(block)
         self._waiting_bytes += write.size
         self._turn.append((write, (en.BLOCK, en.encode_block(event.sender, event.block))))
+
+    def _begin_epoch(self, block: Block, epoch: int) -> None:
+        """A group that did not know the writer's epoch learns it before its first block."""
+        payload = en.encode_fence(block.topic, block.writer, epoch)
+        self._writes.fence(block.topic, block.writer, epoch)
+        self._turn.append((_Request(-1, en.FENCE, payload), (en.FENCE, payload)))
 
     def _park(self, block: Block, event: ev.WriteRequested, now: float) -> bool:
         """Let a block wait: its part may be a child whose parent has just been sealed."""
@@ -284,6 +293,8 @@ class Core:
             en.check(event.kind, event.payload)
             if event.kind == en.SEEK:
                 self._check_seek(event, now)
+            elif event.kind == en.FENCE:
+                self._writes.fence(*en.decode_fence(event.payload))
             elif event.kind == en.CHANNEL and (text := en.ChannelSettings.decode(event.payload).filter):
                 Filter(text)
         except PixiuError as problem:
@@ -460,6 +471,8 @@ class Core:
                 if channel is not None and isinstance(answer, Done):
                     channel.resent(part, answer.offsets, counter, now)
                     channels.wake(number)
+            case en.FENCE:
+                self._writes.fenced(*en.decode_fence(payload)[:2])
             case en.SEAL:
                 channels.sealed(en.decode_seal(payload)[0], out)
             case en.OPEN:
@@ -480,6 +493,8 @@ class Core:
             self._begin_at = now + BEGIN_AGAIN_S
         elif work.kind == en.SEEK:
             self._seek_ended(work.payload, now)
+        elif work.kind == en.FENCE:
+            self._writes.fenced(*en.decode_fence(work.payload)[:2])
         elif work.kind in ENDING:
             self._writes.ending(-1)
 

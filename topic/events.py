@@ -47,6 +47,8 @@ class WriteRequested:
     """UIN of the login."""
     block: bytes
     level: Level = Level.REPLICATED
+    epoch: int = 0
+    """Of a writer with a name, when it was opened; 0: it has none."""
 
 
 @dataclass(frozen=True, slots=True)

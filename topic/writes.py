@@ -10,7 +10,7 @@ from typing import Final
 
 from cluster.core.token_bucket import Meter
 from cluster.topics.entries import part_id
-from pixiu.errors import MalformedData, Overloaded
+from pixiu.errors import MalformedData, Overloaded, StaleWriter
 from pixiu.placement.slots import SLOTS
 from pixiu.wire.block import MAX_OFFSET, Block, parse
 from topic.state.parts import MAX_WRITERS, Appended, Verdict
@@ -38,6 +38,8 @@ class Writes:
         """(part, writer) → last position in the log, while that is more than the state has."""
         self._meters: dict[int, tuple[tuple[float, float], Meter]] = {}
         """Part → its rates, and what it has taken by them."""
+        self._fences: dict[tuple[int, int], int] = {}
+        """(topic, writer) → epoch of a fence that is on its way."""
         self._ending = 0
         """Entries on their way that may end parts: what becomes of a block is then not certain."""
 
@@ -45,11 +47,32 @@ class Writes:
         """The leader has changed."""
         self._ahead.clear()
         self._meters.clear()
+        self._fences.clear()
         self._ending = 0
 
     def ending(self, more: int) -> None:
         """An entry that may end parts is on its way, 1, or no longer, -1."""
         self._ending += more
+
+    def fence(self, topic: int, writer: int, epoch: int) -> None:
+        """A fence is on its way: what comes after it into the log has at least this epoch."""
+        self._fences[topic, writer] = max(epoch, self._fences.get((topic, writer), 0))
+
+    def fenced(self, topic: int, writer: int) -> None:
+        """A fence is in the state, or did not come into the log."""
+        self._fences.pop((topic, writer), None)
+
+    def check_epoch(self, block: Block, epoch: int) -> bool:
+        """Check that no later process has the writer's name. Returns True if nobody with this epoch was seen before. Raises
+        StaleWriter."""
+        key = block.topic, block.writer
+        known = max(self._state.fences.get(key, 0), self._fences.get(key, 0))
+        if epoch < known:
+            raise StaleWriter(
+                "another process opened this writer's name later, so this one may write no more: end one of them; the one that is "
+                "to go on opens the writer again, and continues after its `progress`"
+            )
+        return epoch > known
 
     def check(self, data: bytes) -> tuple[Block, Appended | None, bool]:
         """Check a block, and whether it may go into the log; an outcome: it may not, for that reason. True: it will be stored, if

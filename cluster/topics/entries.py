@@ -10,6 +10,7 @@
          23 LOST      u64 part, u64 low, u64 high: offsets that no replica can read
          25 DROP      u64 part
          26 SEEK      u64 channel, u64 part, u64 offset
+         32 FENCE     u64 topic, u64 writer, u64 epoch: who writes under this name with a lower one writes no more
          27 RESEND    u64 channel, u64 part, u32 offsets, 0 for all dead letters, then each u64
 
 A part is named by its topic and its number: `part_id`. Numbers in an entry are little-endian.
@@ -42,6 +43,7 @@ TOPIC: Final = 24
 DROP: Final = 25
 SEEK: Final = 26
 RESEND: Final = 27
+FENCE: Final = 32
 ADMIN_KINDS: Final = frozenset({OPEN, SEAL, CHANNEL, TRIM, TOPIC, DROP})
 """Entries that the admin may ask a leader to append."""
 _U64: Final = struct.Struct("<Q")
@@ -173,6 +175,8 @@ class KnownWriter(NamedTuple):
     writer: int
     position: int
     progress: int
+    epoch: int = 0
+    """The lowest epoch with which the writer may still write; 0: any."""
 
 
 class Opening(NamedTuple):
@@ -314,6 +318,17 @@ def decode_seek(payload: bytes) -> tuple[int, int, int]:
     return channel, part, offset
 
 
+def encode_fence(topic: int, writer: int, epoch: int) -> bytes:
+    """The payload of an entry that ends lower epochs of a writer."""
+    return _LOST.pack(topic, writer, epoch)
+
+
+def decode_fence(payload: bytes) -> tuple[int, int, int]:
+    """Topic, writer and epoch of a fence."""
+    topic, writer, epoch = _LOST.unpack(payload)
+    return topic, writer, epoch
+
+
 def encode_resend(channel: int, part: int, offsets: Sequence[int] = ()) -> bytes:
     """The payload of an entry that delivers dead letters again. No offsets: all of them."""
     return _RESEND.pack(channel, part, len(offsets)) + b"".join(map(_U64.pack, offsets))
@@ -359,14 +374,14 @@ def _numbers_of(kind: int, found: Any) -> Iterator[tuple[object, int]]:
         yield from ((found.part, 64), (found.low, 16), (found.high - 1, 16), (found.high - 1 - found.low, 16))
         yield from ((parent, 32) for parent in found.parents)
         for writer in found.writers:
-            yield from zip(writer, (32, 64, 63, 64), strict=True)
+            yield from zip(writer, (32, 64, 63, 64, 64), strict=True)
         for channel in found.channels:
             yield from _numbers_of(CHANNEL, channel)
 
 
 _DECODE: Final[dict[int, Callable[[bytes], object]]] = {
     OPEN: Opening.decode, SEAL: decode_seal, CHANNEL: ChannelSettings.decode, TRIM: decode_trim, LOST: decode_lost,
-    TOPIC: TopicSettings.decode, DROP: decode_drop, SEEK: decode_seek, RESEND: decode_resend,
+    TOPIC: TopicSettings.decode, DROP: decode_drop, SEEK: decode_seek, RESEND: decode_resend, FENCE: decode_fence,
 }  # fmt: skip
 _HINTS: Final = {kind: get_type_hints(kind) for kind in (TopicSettings, ChannelSettings)}
 

@@ -671,3 +671,45 @@ def test_only_so_much_waits_for_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     leader.lead()
     assert leader.step(ev.WriteRequested(3, 1, 42, written(1, part=2))) == []
     assert verdicts(leader.step(ev.WriteRequested(3, 2, 42, written(1, part=3)))) == [Verdict.NOT_HERE]
+
+
+def test_a_writer_whose_name_was_opened_again_is_shut_out_at_once() -> None:
+    """What it had in the log before the fence counts; nothing does that comes after it, though the fence is not applied yet."""
+    leader = Leader()
+    leader.lead()
+
+    def write(epoch: int, first: int) -> ev.WriteRequested:
+        return ev.WriteRequested(3, first, 42, written(1, first=first), epoch=epoch)
+
+    def codes(effects: list[ev.Effect]) -> list[str]:
+        writes = [each for each in effects if isinstance(each, ev.WriteReply)]
+        return [each.refusal.code if each.verdict is None and each.refusal else "STORED" for each in writes]
+
+    leader.step(write(10, 1))
+    fence = ev.Requested(7, en.FENCE, en.encode_fence(TOPIC, 5, 20))
+    assert codes(leader.step(fence, write(10, 2))) == ["STALE_WRITER"]
+    assert codes(leader.commit()) == ["STORED"]
+    assert leader.log.store.state.fences == {(TOPIC, 5): 20}
+    assert codes(leader.step(write(10, 2))) == codes(leader.step(write(0, 2))) == ["STALE_WRITER"]
+    leader.step(write(20, 2))
+    assert codes(leader.commit()) == ["STORED"]
+
+
+def test_a_fence_that_did_not_come_into_the_log_shuts_nobody_out() -> None:
+    leader = Leader()
+    leader.lead()
+    leader.step(ev.Requested(7, en.FENCE, en.encode_fence(TOPIC, 5, 20)))
+    (proposal,) = leader.proposed
+    leader.proposed.clear()
+    leader.step(Refused(proposal.token, Refusal("DISK_FULL", "no space", 0)))
+    leader.step(ev.WriteRequested(3, 1, 42, written(1), epoch=10))
+    assert verdicts(leader.commit()) == [Verdict.STORED]
+
+
+def test_a_group_learns_the_epoch_of_a_writer_that_it_did_not_know() -> None:
+    leader = Leader()
+    leader.lead()
+    leader.step(*(ev.WriteRequested(3, number, 42, written(1, first=number), epoch=20) for number in (1, 2)))
+    assert [kind for kind, _ in leader.proposed[0].payloads] == [en.FENCE, en.BLOCK, en.BLOCK]
+    leader.commit()
+    assert leader.log.store.state.fences == {(TOPIC, 5): 20}

@@ -101,7 +101,7 @@ class TopicLog(pb_grpc.TopicLogServicer):
             topic = self._group.store.state.topics.get(request.topic)
             if topic is not None:
                 await require(session, PRODUCE, topic.name)
-            return positions(self._group, request)
+            return await positions(self._group, request)
 
         return await self._answered(context, answer)
 

@@ -11,12 +11,14 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from cluster.topics import entries as en
 from cluster.topics.entries import Child, number_of, part_id
-from pixiu.errors import Overloaded, WrongPartition
+from pixiu.errors import Overloaded, StaleWriter, WrongPartition
 from pixiu.wire.block import stamped
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic.clients.group import Group, topic_named
 from topic.state.parts import Part
+from topic.state.state import Done
 from topic.storage.segment import Gap
 
 MAX_BYTES: Final = 1 << 20
@@ -167,10 +169,17 @@ def children_of(children: Sequence[Child]) -> list[pb.TopicPart]:
     return [pb.TopicPart(number=number, low=low, high=high, group=group) for number, low, high, group in children]
 
 
-def positions(group: Group, request: pb.WriterPositionsRequest) -> pb.WriterPositionsReply:
-    """Answer with a writer's last messages in parts. Raises NotLeader, Unavailable."""
+async def positions(group: Group, request: pb.WriterPositionsRequest) -> pb.WriterPositionsReply:
+    """Answer with a writer's last messages in parts, after its other processes are shut out if the request has an epoch. Raises
+    NotLeader, Unavailable, StaleWriter."""
     group.check_reads()
-    reply = pb.WriterPositionsReply()
+    if request.epoch and request.topic in group.store.state.topics:
+        answer = await group.request(en.FENCE, en.encode_fence(request.topic, request.writer, request.epoch))
+        assert isinstance(answer, Done)
+        if not answer.ok:
+            raise StaleWriter(answer.why)
+        group.check_reads()
+    reply = pb.WriterPositionsReply(epoch=group.store.state.fences.get((request.topic, request.writer), 0))
     for number in request.parts:
         part = group.store.state.parts.get(part_id(request.topic, number))
         if part is None or part.opening:

@@ -192,13 +192,14 @@ class Writes:
         else:
             sender = session.identity.uin if session is not None else 0
             level = Level.from_wire(request.level) or Level.REPLICATED
-            await self._turn.run(partial(self._write, stream, number, sender, block, level), len(block))
+            event = ev.WriteRequested(stream.number, number, sender, block, level, request.epoch)
+            await self._turn.run(partial(self._write, stream, event), len(block))
         if (space := stream.served.space()) is not None:
             await space
 
-    def _write(self, stream: WriteStream, number: int, sender: int, block: bytes, level: Level) -> None:
+    def _write(self, stream: WriteStream, event: ev.WriteRequested) -> None:
         if stream.number in self.streams:
-            self._group.step(ev.WriteRequested(stream.number, number, sender, block, level))
+            self._group.step(event)
 
     def _refuse(self, stream: WriteStream, number: int, refusal: Refusal) -> None:
         result = pb.TopicWriteResult(verdict=pb.WRITE_REFUSED, base=-1, refusal=refusal_of(self._group, refusal))

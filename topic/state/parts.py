@@ -17,6 +17,8 @@ from pixiu.wire.block import MAX_OFFSET, Block
 MAX_WRITERS: Final = 10_000
 """Writers that a part knows. Policy: those unseen for `WRITER_KEPT_US` are forgotten, and while there are none new ones are
 refused."""
+MAX_INHERITED: Final = 40_000
+"""States of writers in parts before this one that its children inherit. Policy: those of the oldest parts are forgotten."""
 WRITER_KEPT_US: Final = 30 * 24 * 3600 * 1_000_000
 
 
@@ -151,7 +153,10 @@ class Part:
 
     def known_writers(self) -> list[KnownWriter]:
         """The writers' states that a child inherits, this part's and what it has inherited itself; equal on every replica. What
-        is older than this part is for writers that keep progress, of which there are few: others would add up with each seal."""
+        is older than this part counts while it says more of a writer's progress: so it does not add up with each seal."""
         own = [KnownWriter(number_of(self.part), number, each.position, each.progress) for number, each in self.writers.items()]
-        inherited = [KnownWriter(part, writer, *state) for (part, writer), state in self.inherited.items() if state[1]]
-        return sorted(own + inherited)
+        here = {number: each.progress for number, each in self.writers.items()}  # of all slots of this part
+        before = [
+            KnownWriter(part, writer, *state) for (part, writer), state in self.inherited.items() if state[1] > here.get(writer, 0)
+        ]
+        return sorted(own + sorted(before)[-MAX_INHERITED:])

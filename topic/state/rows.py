@@ -4,6 +4,7 @@
     p part                     its range, offsets, children
     w part, writer             q part, parent, writer      state that it inherited
     c channel                  its settings                t topic     its settings
+    e topic, writer            the lowest epoch of the writer that may write
     f channel, part            floor and counters          g channel, part, chunk       a bitmap
     h channel, part, offset    waits for a delivery        x channel, part, offset      a dead letter
 
@@ -35,6 +36,7 @@ class Kind(Enum):
     WAITING = b"h"
     DEAD = b"x"
     TOPIC = b"t"
+    FENCE = b"e"
 
 
 class Tables:
@@ -46,6 +48,8 @@ class Tables:
         self.parts: dict[int, Part] = {}
         """By `part_id`."""
         self.channels: dict[int, ChannelSettings] = {}
+        self.fences: dict[tuple[int, int], int] = {}
+        """(topic, writer) → the lowest epoch of the writer that may write."""
         self.progress: dict[tuple[int, int], Progress] = {}
         """(channel, part) → state there."""
 
@@ -53,6 +57,7 @@ class Tables:
 Key = tuple[Any, ...]
 """(Kind, its numbers)."""
 _NUMBERS: Final = {1: struct.Struct(">cQ"), 2: struct.Struct(">cQQ"), 3: struct.Struct(">cQQQ")}
+_EPOCH: Final = struct.Struct("<Q")
 _WRITER: Final = struct.Struct("<QQQQQ")
 _STATE: Final = struct.Struct("<QQ")
 _PROGRESS: Final = struct.Struct("<QQQ")
@@ -81,6 +86,9 @@ def value_of(state: Tables, key: Key) -> bytes | None:
     if kind is Kind.TOPIC:
         topic = state.topics.get(numbers[0])
         return None if topic is None else topic.encode()
+    if kind is Kind.FENCE:
+        epoch = state.fences.get((numbers[0], numbers[1]))
+        return None if epoch is None else _EPOCH.pack(epoch)
     if kind in (Kind.PART, Kind.WRITER, Kind.INHERITED):
         part = state.parts.get(numbers[0])
         return None if part is None else _of_part(part, kind, numbers)
@@ -122,6 +130,8 @@ def load(state: Tables, key: Key, value: bytes) -> None:
         state.channels[numbers[0]] = ChannelSettings.decode(value)
     elif kind is Kind.TOPIC:
         state.topics[numbers[0]] = TopicSettings.decode(value)
+    elif kind is Kind.FENCE:
+        (state.fences[numbers[0], numbers[1]],) = _EPOCH.unpack(value)
     elif kind is Kind.PART:
         low, high, parents, first, end, sealed, children, flags, opening = json.loads(value)
         state.parts[numbers[0]] = Part(

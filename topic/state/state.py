@@ -24,6 +24,8 @@ MAX_PARTS: Final = 1000
 """Parts of a group. Policy: one more is not opened."""
 MAX_TOPICS: Final = 10_000
 """Topics that a group knows. Policy: one more is refused."""
+MAX_FENCES: Final = 100_000
+"""Writers with a name of which a group knows the epoch. Policy: the one that was opened first is forgotten."""
 MAX_CHANNELS: Final = 1000
 """Channels of a topic. Policy: one more is not made."""
 
@@ -157,6 +159,8 @@ class State(Tables):
                 return self._seek(*en.decode_seek(payload))
             case en.RESEND:
                 return self._resend(*en.decode_resend(payload), entry.at_us)
+            case en.FENCE:
+                return self._fence(*en.decode_fence(payload))
         return None
 
     def _append(self, entry: Entry) -> Appended:
@@ -221,6 +225,8 @@ class State(Tables):
     def _forget_topic(self, topic: int) -> None:
         for channel in self.channels_of(topic):
             self._remove_channel(channel.channel)
+        for key in [key for key in self.fences if key[0] == topic]:
+            self._forget_fence(key)
         del self.topics[topic]
         self._change(Kind.TOPIC, topic)
         self._name()
@@ -248,9 +254,11 @@ class State(Tables):
     def _inherit(self, part: Part, opening: en.Opening) -> Done:
         """Have a part that takes no blocks yet inherit more, or the last."""
         if part.opening:
-            for parent, writer, position, progress in opening.writers:
+            for parent, writer, position, progress, epoch in opening.writers:
                 part.inherited[parent, writer] = position, progress
                 self._change(Kind.INHERITED, part.part, parent, writer)
+                if epoch:
+                    self._fence(en.topic_of(part.part), writer, epoch)
             part.opening = opening.more
             self._change(Kind.PART, part.part)
         return OK
@@ -262,7 +270,26 @@ class State(Tables):
         if not part.sealed:
             part.sealed, part.children = True, children
             self._change(Kind.PART, number)
-        return Sealed(number, part.end, part.children, part.known_writers(), self.channels_of(en.topic_of(number)))
+        topic = en.topic_of(number)
+        writers = [each._replace(epoch=self.fences.get((topic, each.writer), 0)) for each in part.known_writers()]
+        return Sealed(number, part.end, part.children, writers, self.channels_of(topic))
+
+    def _fence(self, topic: int, writer: int, epoch: int) -> Done:
+        """A writer was opened again: who has a lower epoch writes no more. Epochs are times, so the lowest one is the oldest."""
+        known = self.fences.get((topic, writer), 0)
+        if topic not in self.topics:
+            return Done(False, f"the topic {topic} is not known here")
+        if epoch < known:
+            return Done(False, f"the writer has been opened with the epoch {known} since; ask for its epoch and open it again")
+        if not known and len(self.fences) >= MAX_FENCES:
+            self._forget_fence(min(self.fences, key=lambda key: (self.fences[key], key)))
+        self.fences[topic, writer] = epoch
+        self._change(Kind.FENCE, topic, writer)
+        return OK
+
+    def _forget_fence(self, key: tuple[int, int]) -> None:
+        del self.fences[key]
+        self._change(Kind.FENCE, *key)
 
     def _drop(self, number: int) -> Done:
         """Repeated, it has no effect and is right all the same."""

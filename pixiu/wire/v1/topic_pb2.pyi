@@ -697,6 +697,7 @@ class TopicWriteRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """first request: a name for logs and metrics, at most 128 bytes"""
     request: _builtins.int
@@ -704,6 +705,8 @@ class TopicWriteRequest(_message.Message):
     block: _builtins.bytes
     """docs/topics.md, "Blocks"; none in the first request"""
     level: _level_pb2.Level.ValueType
+    epoch: _builtins.int
+    """of a writer with a name, as its Positions were asked for; 0: none"""
     def __init__(
         self,
         *,
@@ -711,10 +714,11 @@ class TopicWriteRequest(_message.Message):
         request: _builtins.int = ...,
         block: _builtins.bytes = ...,
         level: _level_pb2.Level.ValueType = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "client", b"client", "level", b"level", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "client", b"client", "epoch", b"epoch", "level", b"level", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -805,8 +809,11 @@ class WriterPositionsRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     WRITER_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     topic: _builtins.int
     writer: _builtins.int
+    epoch: _builtins.int
+    """from now on, who writes under this writer with a lower one is refused; 0: nobody is"""
     @_builtins.property
     def parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -815,10 +822,11 @@ class WriterPositionsRequest(_message.Message):
         topic: _builtins.int = ...,
         writer: _builtins.int = ...,
         parts: _abc.Iterable[_builtins.int] | None = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "topic", b"topic", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "parts", b"parts", "topic", b"topic", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -829,6 +837,9 @@ class WriterPositionsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     POSITIONS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """the lowest one with which this writer may write here"""
     @_builtins.property
     def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___WriterPosition]:
         """one for each part, in order"""
@@ -837,10 +848,11 @@ class WriterPositionsReply(_message.Message):
         self,
         *,
         positions: _abc.Iterable[Global___WriterPosition] | None = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "positions", b"positions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,9 +9,9 @@ from cluster.topics import entries as en
 from pixiu.errors import MalformedData
 from pixiu.placement.slots import SLOTS
 from tests.topic.builders import CHANNEL, PART, TOPIC, Log
-from topic.state import channels, parts
+from topic.state import channels, parts, state
 from topic.state.parts import Appended, Verdict
-from topic.state.state import MAX_TOPICS, Done, Sealed, State
+from topic.state.state import MAX_TOPICS, OK, Done, Sealed, State
 
 
 def same(one: State, other: State) -> bool:
@@ -20,7 +20,7 @@ def same(one: State, other: State) -> bool:
             key: (each.acks.floor, each.acks.chunks, each.waiting, each.dead, each.forgotten, each.lost)
             for key, each in state.progress.items()
         }
-        return state.topics, state.parts, state.channels, progress, state.applied, state.clock_us
+        return state.topics, state.parts, state.channels, state.fences, progress, state.applied, state.clock_us
 
     return flat(one) == flat(other)
 
@@ -75,9 +75,56 @@ def test_a_child_knows_what_its_parents_took() -> None:
     log.write(1, part=3)
     assert child.writers[5].progress == 80
     log.write(1, part=3, first=2, progress=81)
-    assert child.known_writers() == [*known, en.KnownWriter(3, 5, 2, 81)]  # who keeps no progress is not inherited for ever
+    assert child.known_writers() == [en.KnownWriter(3, 5, 2, 81)]  # what was before says no more
     log.open_part(3)
     assert child.end == 2
+
+
+def test_what_children_inherit_does_not_grow_with_each_seal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle writer keeps what it had, one that writes what it has last; and there is a bound."""
+    log, known = Log(), [en.KnownWriter(1, 5, 2, 70), en.KnownWriter(1, 6, 9, 80), en.KnownWriter(1, 7, 9, 0)]
+    for number in range(2, 30):
+        log.open_part(number, parents=(number - 1,), writers=known)
+        log.write(1, part=number, progress=100 + number)
+        sealed = log.apply(en.SEAL, en.encode_seal(en.part_id(TOPIC, number), ()))
+        assert isinstance(sealed, Sealed)
+        known = list(sealed.writers)
+        assert known == [en.KnownWriter(1, 6, 9, 80), en.KnownWriter(number, 5, 1, 100 + number)]
+    log.open_part(30, parents=(29,), writers=[en.KnownWriter(part, 8, 1, part) for part in range(1, 20)])
+    monkeypatch.setattr(parts, "MAX_INHERITED", 3)
+    assert [each.part for each in log.store.state.parts[en.part_id(TOPIC, 30)].known_writers()] == [17, 18, 19]
+
+
+def test_a_fence_shuts_out_lower_epochs_and_goes_with_the_writer_to_children() -> None:
+    log = Log()
+    log.open_part()
+    assert log.apply(en.FENCE, en.encode_fence(TOPIC, 5, 20)) == OK
+    assert log.apply(en.FENCE, en.encode_fence(TOPIC, 5, 20)) == OK
+    assert "epoch 20" in refused(log.apply(en.FENCE, en.encode_fence(TOPIC, 5, 19)))
+    assert "not known" in refused(log.apply(en.FENCE, en.encode_fence(99, 5, 30)))
+    log.write(1, writer=5)
+    log.write(1, writer=6)
+    sealed = log.apply(en.SEAL, en.encode_seal(PART, ()))
+    assert isinstance(sealed, Sealed)
+    assert sealed.writers == [en.KnownWriter(1, 5, 1, 0, 20), en.KnownWriter(1, 6, 1, 0)]
+    child = Log()
+    child.open_part(2, parents=(1,), writers=sealed.writers)
+    assert child.store.state.fences == {(TOPIC, 5): 20}
+    child = child.reopened()
+    assert child.store.state.fences == {(TOPIC, 5): 20}
+    child.topic(deleted=True)
+    child.apply(en.DROP, en.encode_drop(en.part_id(TOPIC, 2)))
+    assert not child.store.state.fences
+    assert not child.reopened().store.state.fences
+
+
+def test_of_too_many_fences_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "MAX_FENCES", 2)
+    log = Log()
+    for writer, epoch in ((1, 30), (2, 10), (3, 20), (2, 40)):
+        log.apply(en.FENCE, en.encode_fence(TOPIC, writer, epoch))
+    assert log.store.state.fences == {(TOPIC, 1): 30, (TOPIC, 2): 40}
+    assert log.reopened().store.state.fences == log.store.state.fences
 
 
 def test_a_part_takes_nothing_before_it_knows_all_of_its_parents_writers() -> None:

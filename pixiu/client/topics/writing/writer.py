@@ -15,6 +15,7 @@ Source: docs/topics.md, "Writing".
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -56,18 +57,38 @@ async def open_shell(around: TopicContext, topic: str, name: str = "") -> Writer
     found = await around.directory.follow(topic, on_topic, on_end)
     try:
         writer = xxhash.xxh3_64_intdigest(name.encode()) if name else 1 + secrets.randbits(63)
-        stored = await positions(around, found, writer) if name else None
+        epoch = await next_epoch(around, found, writer) if name else 0
+        stored = await positions(around, found, writer, epoch) if name else None
     except BaseException:
         around.directory.leave(topic, on_topic)
         raise
-    shell = WriterShell(around, topic, WriterCore(around.options, found, writer, around.uniform, stored), on_topic)
+    shell = WriterShell(around, topic, WriterCore(around.options, found, writer, around.uniform, stored, epoch), on_topic)
     shell.on_topic(await around.directory.topic(topic))  # it may have changed meanwhile
     around.users.add(shell)
     return shell
 
 
-async def positions(around: TopicContext, topic: TopicMap, writer: int) -> dict[int, Stored]:
-    """Ask what a writer has stored in each part. Raises `Unavailable`."""
+async def _ask_positions(
+    around: TopicContext, topic: TopicMap, group: int, request: topic_pb2.WriterPositionsRequest
+) -> topic_pb2.WriterPositionsReply:  # fmt: skip
+    async def call(stub: Any, seconds: float) -> topic_pb2.WriterPositionsReply:
+        found: topic_pb2.WriterPositionsReply = await stub.Positions(request, timeout=seconds, metadata=around.channels.metadata())
+        return found
+
+    return await ask_leader(around, topic.name, group, call)
+
+
+async def next_epoch(around: TopicContext, topic: TopicMap, writer: int) -> int:
+    """The epoch of a writer that opens now: a time, Unix µs, above all that the groups know of its name. Raises `Unavailable`."""
+    request = topic_pb2.WriterPositionsRequest(topic=topic.id, writer=writer)
+    groups = {part.group for part in topic.lineage.parts.values()}
+    known = [(await _ask_positions(around, topic, group, request)).epoch for group in sorted(groups)]
+    return max(time.time_ns() // 1000, *(each + 1 for each in known))
+
+
+async def positions(around: TopicContext, topic: TopicMap, writer: int, epoch: int = 0) -> dict[int, Stored]:
+    """Ask what a writer has stored in each part, and shut out those who have opened it before. Raises `Unavailable`, `StaleWriter`
+    when somebody opens it at the same time."""
     found: dict[int, Stored] = {}
     by_group: dict[int, list[int]] = {}
     for part in topic.lineage.parts.values():
@@ -75,17 +96,8 @@ async def positions(around: TopicContext, topic: TopicMap, writer: int) -> dict[
     for group, parts in by_group.items():
         for at in range(0, len(parts), POSITIONS):
             asked = parts[at : at + POSITIONS]
-            request = topic_pb2.WriterPositionsRequest(topic=topic.id, writer=writer, parts=asked)
-
-            async def call(
-                stub: Any, seconds: float, request: topic_pb2.WriterPositionsRequest = request
-            ) -> topic_pb2.WriterPositionsReply:
-                reply: topic_pb2.WriterPositionsReply = await stub.Positions(
-                    request, timeout=seconds, metadata=around.channels.metadata()
-                )
-                return reply
-
-            reply = await ask_leader(around, topic.name, group, call)
+            request = topic_pb2.WriterPositionsRequest(topic=topic.id, writer=writer, parts=asked, epoch=epoch)
+            reply = await _ask_positions(around, topic, group, request)
             if len(reply.positions) != len(asked):
                 raise Unavailable(f"topic group {group} answered for {len(reply.positions)} of {len(asked)} parts")
             for number, each in zip(asked, reply.positions, strict=True):

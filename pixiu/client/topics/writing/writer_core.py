@@ -57,6 +57,7 @@ from pixiu.errors import (
     NotSent,
     OutcomeUnknown,
     RecordTooLarge,
+    StaleWriter,
     UnknownTopic,
 )
 from pixiu.placement.slots import SLOTS, slot_of
@@ -93,6 +94,7 @@ class WriterCore:
         writer: the writer's ID.
         uniform: returns random numbers in [0, 1).
         stored: of a named writer, what each part has of it; None: the writer is new.
+        epoch: of a named writer, when it was opened.
     """
 
     def __init__(
@@ -102,9 +104,10 @@ class WriterCore:
         writer: int,
         uniform: Callable[[], float],
         stored: dict[int, Stored] | None = None,
+        epoch: int = 0,
     ) -> None:
         self._options, self._uniform = options, uniform
-        self.topic, self.writer = topic, writer
+        self.topic, self.writer, self.epoch = topic, writer, epoch
         self._described, self._ahead = topic, Ahead()
         self.resumed = None if stored is None else Resumed(topic.lineage, stored)
         self._stored = stored or {}
@@ -448,6 +451,8 @@ class WriterCore:
                 self._settle(ticket, in_doubt(failure, RESEND) if unsure else failure, woken)
             self._drop(stream, block)
             return []
+        if code == StaleWriter.code and refusal is not None:
+            return self.fail(Failure(code, refusal.text))
         if code in (NotLeader.code, Draining.code) and refusal is not None:
             return self._leave(group, now, result.leader, refusal.retry_after_ms / 1000)
         self._unsend(stream, stream.blocks.index(block))

@@ -249,7 +249,9 @@ class WriterShell:
         self._callers.check()  # the block before this one has been sent
         request = self.core.next_request(stream.number, self._loop.time())
         if request is not None:
-            return topic_pb2.TopicWriteRequest(request=request.request, block=request.data, level=request.level.value)
+            return topic_pb2.TopicWriteRequest(
+                request=request.request, block=request.data, level=request.level.value, epoch=self.core.epoch
+            )
         if stream.closing and stream.duplex is not None:
             stream.duplex.finish()
         return None
