@@ -2,7 +2,7 @@
 
 Elsewhere, where the state is made anyway: PixiuLoopStalled and PixiuBug in tests/cluster/process/test_process_lifecycle.py,
 PixiuDiskFull in test_pi.py, PixiuDamaged in test_damage_applied.py, PixiuSlowClients in test_edges.py,
-PixiuLinksDrop in tests/cluster/links/test_link.py.
+PixiuLinksDrop in tests/cluster/links/test_link.py, those of topics in test_topic_admin.py.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import pixiu
 from pixiu.discovery.topics import TopicNode, read_topic
 from pixiu.errors import InvalidArgument, LimitError, NotAllowed, OutcomeUnknown, PixiuError, TopicInUse, Unavailable, UnknownTopic
 from pixiu.placement.slots import SLOTS
+from tests.support.alerts import firing, moment, until_firing
 from tests.support.logins import Logins
 from tests.support.roles import Roles
 from tests.support.waiting import until
@@ -134,7 +135,15 @@ async def test_writers_wait_for_the_rate_of_their_topic(roles: Roles) -> None:
                 await writer.send_many([b"x"] * count, key="k")
         nodes = await roles.running(*GROUPS)
         assert sum([await roles.metric(node, "refused_total") for node in nodes]) >= 1
-        assert (await px.topics.alter("slow")).messages_per_s == 0
+        assert (await px.topics.alter("slow", read_messages_per_s=20)).messages_per_s == 0
+        async with px.durable_topic("slow").reader() as reader, px.durable_topic("slow").channel("paced") as member:
+            assert [(await anext(reader)).offset for _ in range(15)] == list(range(15))
+            async for message in member:
+                await message.ack()
+                if message.offset == 14:
+                    break
+        described = await px.topics.describe("slow")
+        assert (described.read_messages_per_s, described.read_bytes_per_s) == (20, 0)
         await px.topics.set_channel("slow", "seen")
         assert sum(part.unacknowledged for part in await px.topics.channel_state("slow", "seen")) == 15
 
@@ -143,6 +152,10 @@ async def test_an_admin_that_is_killed_is_replaced_and_its_changes_end(roles: Ro
     await start(roles)
     async with pixiu.connect(roles.target()) as px:
         await px.topics.create("orders", parts=8)
+        nodes = dict(zip(ADMINS, await roles.running(*ADMINS), strict=True))
+        del nodes[await leads(roles)]
+        assert "PixiuNoAdmin" in firing(await moment(**nodes))
+        await roles.zookeeper.create("/pubsub/topics/torn", b"{")
         for part in (1, 2):
             leader = await leads(roles)
             task = asyncio.create_task(px.topics.resize("orders", [part], bounds=[8_192 * part - 4_096]))
@@ -161,6 +174,16 @@ async def test_an_admin_that_is_killed_is_replaced_and_its_changes_end(roles: Ro
         assert opened == SLOTS
         receipts = [px.durable_topic("orders").send(b"x", key=str(number)) for number in range(100)]
         await asyncio.gather(*receipts)
+        nodes = dict(zip(ADMINS, await roles.running(*ADMINS), strict=True))
+        well = await moment(**nodes)
+        assert firing(well) & {"PixiuNoAdmin", "PixiuTopicUnsettled", "PixiuTopicsDiffer"} == {"PixiuTopicsDiffer"}
+        await roles.kill("topic-b")
+        task = asyncio.create_task(px.topics.create("late", parts=2))
+        await until_firing(well, nodes, "PixiuTopicUnsettled")
+        roles.start("topic-b", partition=1)
+        with contextlib.suppress(OutcomeUnknown):
+            await task
+        await settled(roles, "late")
 
 
 async def test_rules_say_who_may_do_what_with_a_topic(roles: Roles) -> None:

@@ -6,6 +6,7 @@ Source: docs/topics.md, "Commands".
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -23,6 +24,8 @@ CHANGE_S: Final = 60.0
 """Time for a change to be in effect, seconds."""
 PLAN_S: Final = 30.0
 """Time for a plan: the admin asks every group for its load, seconds."""
+SILENT_S: Final = 5.0
+"""Time after which a change that is not in effect yet says what it waits for, seconds."""
 LEADER_S: Final = 15.0
 """Time for finding the leader of a group, seconds."""
 MAX_SIZES: Final = 1_000
@@ -85,8 +88,16 @@ class TopicCluster:
 
     async def change(self, change: topic_pb2.TopicChange) -> topic_pb2.TopicDescription:
         """Change a topic; returns when the change is in effect. Raises its refusal, `OutcomeUnknown`, `Unavailable`."""
-        found: topic_pb2.TopicDescription = await self._ask("Change", change, change.name, CHANGE_S)
-        return found
+        waits = [f"the change of topic {change.name} is not in effect yet"]
+        asked = asyncio.ensure_future(self._ask("Change", change, change.name, CHANGE_S, waits.append))
+        try:
+            await asyncio.wait([asked], timeout=SILENT_S)
+            if not asked.done():
+                sys.stderr.write(f"pixiu: waiting for {CHANGE_S - SILENT_S:.0f} s at most: {waits[-1]}\n")
+            found: topic_pb2.TopicDescription = await asked
+            return found
+        finally:
+            asked.cancel()
 
     async def plan(self, drain: int | None = None) -> topic_pb2.TopicPlan:
         """Ask which moves would even the groups out, or empty one. Raises `Unavailable`, `InvalidArgument`."""
@@ -94,13 +105,15 @@ class TopicCluster:
         found: topic_pb2.TopicPlan = await self._ask("Plan", request, "", PLAN_S)
         return found
 
-    async def _ask(self, method: str, request: object, name: str, limit_s: float) -> Any:
+    async def _ask(
+        self, method: str, request: object, name: str, limit_s: float, on_wait: Callable[[str], None] = lambda _why: None
+    ) -> Any:  # fmt: skip
         directory = self._around.directory
 
         async def call(stub: Any, seconds: float) -> Any:
             return await getattr(stub, method)(request, timeout=seconds, metadata=directory.metadata())
 
-        return await directory.ask(call, name, limit_s, changes=method == "Change")
+        return await directory.ask(call, name, limit_s, changes=method == "Change", on_wait=on_wait)
 
     # --- leaders of groups
 

@@ -190,7 +190,9 @@ def seek(
     async def work(cluster: TopicCluster) -> tuple[int, list[topic_pb2.ChannelPart]]:
         replies = await _asked(cluster, name, request, part)
         state = topic_pb2.ChannelRequest(topic=name, channel=channel_name, parts=part or (), state=True)
+        rejoin = topic_pb2.ChannelRequest(topic=name, channel=channel_name, rejoin=True)
         try:
+            await _asked(cluster, name, rejoin, None)
             there = [each for reply in (await _asked(cluster, name, state, part)).values() for each in reply.parts]
         except PixiuError:
             there = []  # it is moved, whatever is known of it

@@ -116,12 +116,15 @@ class TopicLog(pb_grpc.TopicLogServicer):
 
     async def Channel(self, request: pb.ChannelRequest, context: Call) -> pb.ChannelReply:
         """Serve a question about channels, or a change."""
-        changes = request.WhichOneof("ask") in ("resend", "seek")
+        changes = request.WhichOneof("ask") in ("resend", "seek", "rejoin")
 
         async def answer(session: LoginSession | None) -> pb.ChannelReply:
             await require(session, CHANNEL if changes else CONSUME, check_name(request.topic))
             if request.channel:
                 check_name(request.channel, "channel")
+            if request.WhichOneof("ask") == "rejoin":
+                self._members.rejoin(request.topic, request.channel)
+                return pb.ChannelReply()
             try:
                 reply = await self._channels.serve(request)
             except PixiuError as problem:

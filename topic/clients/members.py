@@ -63,6 +63,8 @@ class MemberStream:
         """True once its first request has come."""
         self.topic = ""
         """Name of the topic that it reads."""
+        self.channel = ""
+        """Name of its channel."""
         self._reply = pb.ConsumeReply()
         self._answers = False
         """True if the reply has something to say."""
@@ -223,6 +225,12 @@ class Members:
         for stream in list(self.streams.values()):
             stream.say(pb.ConsumeReply(draining=True))
 
+    def rejoin(self, topic: str, channel: str) -> None:
+        """Ask the members of a channel that was moved to join the groups of finished parts again."""
+        for stream in list(self.streams.values()):
+            if (stream.topic, stream.channel) == (topic, channel):
+                stream.say(pb.ConsumeReply(rejoin=True))
+
     def leader_changed(self) -> None:
         """End all streams: the core knows no members any more."""
         why = refusal_of(self.group, NotLeader("the leader has changed; join the new one"))
@@ -259,7 +267,7 @@ class Members:
             await require(stream.session, CONSUME, hello.topic)
             if stream.served.ended:
                 return
-            stream.topic = hello.topic
+            stream.topic, stream.channel = hello.topic, hello.channel
             if stream.session is not None:
                 stream.session.rules_changed = stream.rules_changed
             self.group.step(

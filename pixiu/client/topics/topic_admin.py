@@ -314,6 +314,7 @@ class Topics:
         for parts, seek in seeks:
             request = topic_pb2.ChannelRequest(topic=name, channel=channel, parts=parts, seek=seek)
             changed += sum(reply.changed for reply in await self._ask(name, request))
+        await self._ask(name, topic_pb2.ChannelRequest(topic=name, channel=channel, rejoin=True))
         return changed
 
     async def _ask(self, name: str, request: topic_pb2.ChannelRequest) -> Sequence[topic_pb2.ChannelReply]:

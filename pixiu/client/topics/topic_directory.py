@@ -77,10 +77,11 @@ class TopicDirectory:
 
     async def ask(
         self, call: Callable[[topic_pb2_grpc.TopicsStub, float], Awaitable[Reply]], name: str = "", seconds: float = ASK_S,
-        *, changes: bool = False,
+        *, changes: bool = False, on_wait: Callable[[str], None] = lambda _why: None,
     ) -> Reply:  # fmt: skip
         """Ask one proxy after the other until one answers. `changes`: a call that one did not answer may be in effect, and is not
-        made again. Raises the error of a refusal, `Unavailable` if none answers, `OutcomeUnknown`."""
+        made again. `on_wait` hears why all have to be asked again. Raises the error of a refusal, `Unavailable` if none answers,
+        `OutcomeUnknown`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max(seconds, self._options.connect_timeout_s)
         backoff = Backoff(self._options.backoff_s, self._options.max_backoff_s, self._uniform)
@@ -104,6 +105,7 @@ class TopicDirectory:
             wait_s = backoff.next_s()
             if isinstance(error, NotServed) or loop.time() + wait_s >= deadline:
                 raise error if isinstance(error, NotServed) else type(error)("; ".join(failures) or str(error))
+            on_wait("; ".join(failures) or str(error))
             await asyncio.sleep(wait_s)
 
     def _proxies(self) -> Sequence[str]:

@@ -1042,7 +1042,10 @@ class ConsumeReply(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     FINISHED_PARTS_FIELD_NUMBER: _builtins.int
+    REJOIN_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
+    rejoin: _builtins.bool
+    """the channel was moved: join the groups of finished parts again"""
     @_builtins.property
     def deliveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Delivery]: ...
     @_builtins.property
@@ -1063,10 +1066,11 @@ class ConsumeReply(_message.Message):
         end: Global___TopicRefusal | None = ...,
         draining: _builtins.bool = ...,
         finished_parts: _abc.Iterable[_builtins.int] | None = ...,
+        rejoin: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "draining", b"draining", "end", b"end", "finished_parts", b"finished_parts", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "draining", b"draining", "end", b"end", "finished_parts", b"finished_parts", "rejoin", b"rejoin", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1261,10 +1265,13 @@ class ChannelRequest(_message.Message):
     DEAD_FIELD_NUMBER: _builtins.int
     RESEND_FIELD_NUMBER: _builtins.int
     SEEK_FIELD_NUMBER: _builtins.int
+    REJOIN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     channel: _builtins.str
     """empty: the state of all channels"""
     state: _builtins.bool
+    rejoin: _builtins.bool
+    """after a seek: members are to join the groups again that they have left"""
     @_builtins.property
     def parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """none: all that this group leads"""
@@ -1285,12 +1292,13 @@ class ChannelRequest(_message.Message):
         dead: Global___DeadLettersRequest | None = ...,
         resend: Global___ResendDead | None = ...,
         seek: Global___SeekChannel | None = ...,
+        rejoin: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "dead", b"dead", "resend", b"resend", "seek", b"seek", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "dead", b"dead", "rejoin", b"rejoin", "resend", b"resend", "seek", b"seek", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "channel", b"channel", "dead", b"dead", "parts", b"parts", "resend", b"resend", "seek", b"seek", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "channel", b"channel", "dead", b"dead", "parts", b"parts", "rejoin", b"rejoin", "resend", b"resend", "seek", b"seek", "state", b"state", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_ask: _TypeAlias = _typing.Literal["state", "dead", "resend", "seek"]  # noqa: Y015
+    _WhichOneofReturnType_ask: _TypeAlias = _typing.Literal["state", "dead", "resend", "seek", "rejoin"]  # noqa: Y015
     _WhichOneofArgType_ask: _TypeAlias = _typing.Literal["ask", b"ask"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_ask) -> _WhichOneofReturnType_ask | None: ...
 

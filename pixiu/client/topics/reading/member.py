@@ -469,6 +469,9 @@ class ChannelMember:
             self._apply(self.core.reported(stream.number, result.request, result.part, acknowledged, given_back, refusal, now))
         if reply.finished_parts:
             self._apply(self.core.finished(reply.finished_parts, now))
+        if reply.rejoin:
+            self.core.rejoin(now)
+            self._apply([])
         if reply.HasField("end"):
             self._ended(stream, reply.end, now)
 

@@ -28,6 +28,9 @@ REPORT_AGAIN_S: Final = 0.2
 """Least wait before a refused report is made again, seconds."""
 MAX_REPORTS: Final = 100
 """Reports of a stream that are not answered. Policy: what is to be reported waits, and shares a report."""
+REJOIN_SOON_S: Final = 2.0
+"""Longest time after which such groups are joined again when a leader says that the channel was moved, seconds: not all members
+come at once."""
 REJOIN_S: Final = 60.0
 """Time after which a group that was left is joined again, seconds: a seek may have gone back into its sealed parts, which changes
 nothing in the topic's description. Policy: one call for each such group and minute."""
@@ -269,6 +272,10 @@ class MemberCore:
         if any(part in known and not known[part].sealed for part in parts):
             return [AskTopic(newer=True)]  # the parts that follow them may be in the same group: they are not known yet
         return [*self.set_topic(self.topic, now), AskTopic()]
+
+    def rejoin(self, now: float) -> None:
+        """The channel was moved: groups that were left may have something for it again."""
+        self._rejoin_at = min(self._rejoin_at, now + REJOIN_SOON_S * self._uniform())
 
     # --- messages
 

@@ -10,6 +10,7 @@ import pytest
 from pixiu.client.options import ClientOptions
 from pixiu.client.topics.reading.member_core import (
     REJOIN_S,
+    REJOIN_SOON_S,
     AskTopic,
     CloseMember,
     Effect,
@@ -135,6 +136,18 @@ def test_it_comes_back_to_a_group_that_it_left_when_a_seek_went_back_into_a_seal
     core.answered(again.stream)
     assert core.delivered(again.stream, 1, 0, 1, 1)
     assert core.acknowledge(Place(again.stream, 1, 0)) == [Reportable(again.stream)]
+
+
+def test_it_comes_back_soon_when_a_leader_says_that_the_channel_was_moved() -> None:
+    cluster = Cluster(1, 2)
+    core, (stream,) = joined(cluster)
+    cluster.resize([1], [Range(0, SLOTS, 1)])
+    core.set_topic(cluster.topic(), 0.0)
+    core.finished([1], 0.0)
+    core.rejoin(5.0)
+    assert 5.0 <= core.next_deadline() <= 5.0 + REJOIN_SOON_S
+    (again,) = [each for each in core.tick(core.next_deadline()) if isinstance(each, OpenMember)]
+    assert (again.address, again.stream != stream) == ("g0a", True)
 
 
 def test_a_part_whose_messages_come_again_is_not_finished() -> None:
