@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from pixiu.wire.v1 import topic_pb2
-from tools.topics import tables
+from tools.topics import calls, tables
+from tools.topics.calls import TopicCluster
 from tools.topics.channels import moved_text
 from tools.topics.command import none_text
 from tools.topics.values import duration_text
@@ -47,3 +52,29 @@ def test_a_seek_beyond_the_end_says_where_it_went(offset: int, text: str) -> Non
 def test_a_login_that_sees_no_topic_is_not_told_to_make_one() -> None:
     assert "create" in none_text("", login=False)
     assert "create" not in none_text("a", login=True)
+
+
+class Busy(TopicCluster):
+    """A cluster that takes a change once it was said what it waits for."""
+
+    def __init__(self, said: Callable[[], str]) -> None:
+        self._said = said
+
+    async def _ask(
+        self, method: str, request: object, name: str, limit_s: float, on_wait: Callable[[str], None] = lambda _why: None
+    ) -> Any:  # fmt: skip
+        on_wait("no admin leads")
+        said = ""
+        while "waiting" not in said:
+            await asyncio.sleep(0)
+            said += self._said()
+        assert "no admin leads" in said
+        return topic_pb2.TopicDescription(name=name)
+
+
+def test_a_change_that_takes_long_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    monkeypatch.setattr(calls, "SILENT_S", 0.0)
+    cluster = Busy(lambda: capsys.readouterr().err)
+    assert asyncio.run(cluster.change(topic_pb2.TopicChange(name="orders"))).name == "orders"
