@@ -31,7 +31,6 @@ from topic.dispatch.channels import Channels
 from topic.dispatch.dispatcher import Dispatcher
 from topic.dispatch.flights import Pending
 from topic.dispatch.paces import Paces
-from topic.parked import Parked
 from topic.state.parts import Appended, Verdict
 from topic.state.state import Done, State
 from topic.writes import Writes
@@ -141,10 +140,10 @@ class Core:
         self._begin_at = NEVER
         self._ask_at = NEVER
         self._ask_wait = ASK_AGAIN_S
-        self._writes, self._parked = Writes(state), Parked()
+        self._writes = Writes(state)
         self._waiting_bytes = 0
         self.paces = Paces(state)
-        """What may be read, by the topics' rates."""
+        """Rates at which the parts are read."""
         self._channels = Channels(state, self.dispatcher)
         self._clock_at = 0, 0.0
         """The log's clock, and the same moment, monotonic seconds."""
@@ -187,7 +186,9 @@ class Core:
         """Time at which a BEGIN, a question or a message is due, monotonic seconds."""
         if not self.epoch:
             return NEVER
-        return min(self._begin_at, self._ask_at, self._lease_at, self._channels.next_deadline(), self._parked.next_deadline())
+        return min(
+            self._begin_at, self._ask_at, self._lease_at, self._channels.next_deadline(), self._writes.parked.next_deadline()
+        )
 
     def clock(self, now: float) -> int:
         """The log's clock at a time, Unix µs, as far as its entries tell."""
@@ -253,7 +254,7 @@ class Core:
 
     def _park(self, block: Block, event: ev.WriteRequested, now: float) -> bool:
         """Let a block wait: its part may be a child whose parent has just been sealed."""
-        return block.topic in self._state.topics and self._parked.park(en.part_id(block.topic, block.part), event, now)
+        return block.topic in self._state.topics and self._writes.parked.park(en.part_id(block.topic, block.part), event, now)
 
     def _refusal(self, stream: int, request: int, refusal: Refusal) -> ev.WriteReply:
         return ev.WriteReply(stream, request, self._triple(), refusal=refusal)
@@ -477,7 +478,7 @@ class Core:
                 channels.sealed(en.decode_seal(payload)[0], out)
             case en.OPEN:
                 self._ask_soon(now)
-                for event in self._parked.take(en.Opening.decode(payload).part):
+                for event in self._writes.parked.take(en.Opening.decode(payload).part):
                     self._on_write(event, now, out)
             case en.TRIM | en.LOST:
                 part = (en.decode_trim if work.kind == en.TRIM else en.decode_lost)(payload)[0]
@@ -519,7 +520,7 @@ class Core:
         self._writes.clear()
         self.paces.clear()
         moved = Refusal.of(not_leader(self._leader))
-        out += [self._refusal(parked.stream, parked.request, moved) for parked in self._parked.clear()]
+        out += [self._refusal(parked.stream, parked.request, moved) for parked in self._writes.parked.clear()]
         self._grown.clear()
         self._lease_at = NEVER
         self._begin_at, self._ask_at = (now, now) if self.epoch else (NEVER, NEVER)
@@ -530,7 +531,7 @@ class Core:
         if now >= self._begin_at and self.epoch:
             self._begin_at = NEVER
             self._turn.append((_Request(-1), (en.BEGIN, b"")))
-        for parked in self._parked.overdue(now):
+        for parked in self._writes.parked.overdue(now):
             self._on_write(parked, now, out, parks=False)
         overdue = self._channels.tick(now)
         self.counters.timed_out += sum(bool(pending.taken) for pending in overdue)

@@ -13,6 +13,7 @@ from cluster.topics.entries import part_id
 from pixiu.errors import MalformedData, Overloaded, StaleWriter
 from pixiu.placement.slots import SLOTS
 from pixiu.wire.block import MAX_OFFSET, Block, parse
+from topic.parked import Parked
 from topic.state.parts import MAX_WRITERS, Appended, Verdict
 from topic.state.state import State
 
@@ -34,6 +35,8 @@ class Writes:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self.parked = Parked()
+        """Blocks of parts that are not open yet."""
         self._ahead: dict[tuple[int, int], int] = {}
         """(part, writer) → last position in the log, while that is more than the state has."""
         self._meters: dict[int, tuple[tuple[float, float], Meter]] = {}

@@ -118,8 +118,10 @@ ROWS: Rows = {
         (
             "topic/core::a_topic_has_its_own_rate",
             "e2e/topic_admin::writers_wait_for_the_rate_of_their_topic",
+            "topic/dispatch/paces::a_channel_gives_what_the_rate_allows_and_all_of_it_once",
+            "topic/dispatch/paces::a_reader_waits_for_the_rate_or_is_told_when_to_come_back",
         ),
-        "Nothing limits by topic or channel what is read.",
+        "A channel has no rate of its own.",
     ),
     "N20": Row(
         "one subscription takes many messages, and one acknowledgement settles them",

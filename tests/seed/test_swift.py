@@ -31,8 +31,10 @@ ROWS: Rows = {
             "registry/layout_change::topic_gets_further_groups_and_none_is_taken_away",
             "pixiu/placement/slots::a_split_a_merge_and_a_move",
             "sim/topics/topics_under_faults::everything_confirmed_is_read_once_and_in_order",
+            "admin/balance::a_new_group_gets_its_share_of_parts_without_any_load",
+            "admin/core::the_admin_moves_a_part_by_load_and_then_lets_both_groups_rest",
         ),
-        "Parts move when an operator says so; new parts alone are placed by load.",
+        "Parts move by themselves once `admin.moves_per_hour` is set; else when an operator says so.",
     ),
     "W5": Row(
         "client and server make it reliable together",
@@ -92,8 +94,10 @@ ROWS: Rows = {
             "e2e/durable_topics::a_resize_keeps_the_order_of_each_key_for_writers_members_and_readers",
             "sim/topics/topics_under_faults::everything_confirmed_is_read_once_and_in_order",
             "admin/placement::new_parts_go_where_there_is_most_room",
+            "admin/balance::moves_end_and_none_is_undone_though_measurements_are_off",
+            "e2e/topic_commands::a_topic_from_its_making_to_its_removal",
         ),
-        "Load is what a group holds, in parts and bytes; nothing moves parts by the rates at which they are written.",
+        "A part that is hot is not split by itself.",
     ),
     "W12": Row(
         "a message can be stored in the distributed file system before it is confirmed",
@@ -190,6 +194,7 @@ ROWS: Rows = {
         (
             "admin/core_random::registry_and_groups_agree_in_the_end",
             "e2e/topic_admin::an_admin_that_is_killed_is_replaced_and_its_changes_end",
+            "admin/core::a_plan_waits_for_all_groups_and_moves_nothing",
         ),
     ),
     "W24": Row(

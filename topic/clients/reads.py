@@ -126,8 +126,8 @@ class Reads:
         return True
 
     async def _paced(self, part: Part, offset: int, limit: int, deadline: float) -> tuple[list[bytes], int, Gap | None]:
-        """What `_collect` gives, by the topic's rate: nothing if that has to wait for longer than the caller waits. One that does
-        not wait is refused, with the time after which to come back."""
+        """Collect by the topic's rate: nothing if that has to wait for longer than the caller waits. One that does not wait is
+        refused, with the time after which to come back."""
         loop, paces = asyncio.get_running_loop(), self._group.core.paces
         while offset < part.end and (wait_s := paces.wait_s(part, time.monotonic())):
             left_s = deadline - loop.time()

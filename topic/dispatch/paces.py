@@ -40,7 +40,7 @@ class _Pace:
 
 
 class Paces:
-    """What the parts of a leader have given.
+    """The messages that the parts of a leader have given lately.
 
     Args:
         state: of the group.

@@ -9,27 +9,44 @@ Source: docs/topics.md, "Writing".
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from pixiu.client.topics.topic_map import TopicMap
 from pixiu.errors import InvalidArgument
 from pixiu.placement.slots import Lineage, Part
 
 
 class Ahead:
-    """What is known beyond the description."""
+    """A topic as described last, and what is known beyond that.
 
-    def __init__(self) -> None:
+    Args:
+        described: the topic.
+    """
+
+    def __init__(self, described: TopicMap) -> None:
+        self.topic = self._described = described
+        """The topic with everything that is known."""
         self._resizes: list[tuple[Part, ...]] = []
         """Children of each resize, in the order in which they were heard of."""
+
+    def describe(self, topic: TopicMap) -> bool:
+        """Take a description; False: it is older than the one before. What it has is no longer known beyond it."""
+        if topic.version < self._described.version:
+            return False
+        self._described = topic
+        self._apply()
+        return True
 
     def note(self, children: Sequence[Part]) -> None:
         """Note the children that a leader names."""
         found = tuple(children)
         if found and found not in self._resizes:
             self._resizes.append(found)
+            self._apply()
 
-    def lineage(self, described: Lineage) -> Lineage:
-        """The described lineage with everything that is known beyond it; what a description has is forgotten."""
-        found, kept = described, list[tuple[Part, ...]]()
+    def _apply(self) -> None:
+        described = found = self._described.lineage
+        kept = list[tuple[Part, ...]]()
         for children in self._resizes:
             if any(child.number in described.parts for child in children):
                 continue
@@ -38,7 +55,7 @@ class Ahead:
                 found = after
                 kept.append(children)
         self._resizes = kept
-        return found
+        self.topic = replace(self._described, lineage=found)
 
 
 def _followed(lineage: Lineage, children: Sequence[Part]) -> Lineage | None:

@@ -62,7 +62,7 @@ async def open_shell(around: TopicContext, topic: str, name: str = "") -> Writer
     except BaseException:
         around.directory.leave(topic, on_topic)
         raise
-    shell = WriterShell(around, topic, WriterCore(around.options, found, writer, around.uniform, stored, epoch), on_topic)
+    shell = WriterShell(around, topic, WriterCore(around.options, found, writer, around.uniform, stored), on_topic, epoch)
     shell.on_topic(await around.directory.topic(topic))  # it may have changed meanwhile
     around.users.add(shell)
     return shell

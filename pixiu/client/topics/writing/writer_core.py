@@ -17,8 +17,7 @@ Source: docs/topics.md, "Writing".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from heapq import merge
 from math import inf
 from operator import attrgetter
@@ -45,6 +44,7 @@ from pixiu.client.topics.writing.writer_events import (
     TopicTicket,
     Verdict,
     Writable,
+    encoded,
 )
 from pixiu.errors import (
     DiskFull,
@@ -61,7 +61,7 @@ from pixiu.errors import (
     UnknownTopic,
 )
 from pixiu.placement.slots import SLOTS, slot_of
-from pixiu.wire.block import HEAD_BYTES, MAX_BLOCK_BYTES, Encoded, join
+from pixiu.wire.block import HEAD_BYTES, MAX_BLOCK_BYTES, join
 from pixiu.wire.levels import Level
 
 LINGER_S: Final = 0.005
@@ -94,7 +94,6 @@ class WriterCore:
         writer: the writer's ID.
         uniform: returns random numbers in [0, 1).
         stored: of a named writer, what each part has of it; None: the writer is new.
-        epoch: of a named writer, when it was opened.
     """
 
     def __init__(
@@ -104,11 +103,9 @@ class WriterCore:
         writer: int,
         uniform: Callable[[], float],
         stored: dict[int, Stored] | None = None,
-        epoch: int = 0,
     ) -> None:
         self._options, self._uniform = options, uniform
-        self.topic, self.writer, self.epoch = topic, writer, epoch
-        self._described, self._ahead = topic, Ahead()
+        self.writer, self._ahead = writer, Ahead(topic)
         self.resumed = None if stored is None else Resumed(topic.lineage, stored)
         self._stored = stored or {}
         self.counters = TopicCounters()
@@ -137,6 +134,11 @@ class WriterCore:
         self._last_reason = ""
         self._touched: set[int] = set()
         self._barrier_moved = False
+
+    @property
+    def topic(self) -> TopicMap:
+        """The topic, with the parts that leaders have named since it was described."""
+        return self._ahead.topic
 
     # --- offering
 
@@ -310,7 +312,7 @@ class WriterCore:
         progress = taken[-1].progress if queue else self.last_progress if self.resumed is not None else taken[-1].progress
         first = stream.blocks[-1].last + 1 if stream.blocks else stream.confirmed + 1
         data = join(
-            _encoded(taken), topic=self.topic.id, part=stream.part, writer=self.writer, first=first, progress=progress
+            encoded(taken), topic=self.topic.id, part=stream.part, writer=self.writer, first=first, progress=progress
         )  # fmt: skip
         block = SentBlock(first, taken, data)
         stream.blocks.append(block)
@@ -435,7 +437,7 @@ class WriterCore:
             stream.ended = True
             self._older[stream.part] = stream
             self._ahead.note(result.children)
-            return [RefreshTopic(newer=True), *self.set_topic(self._described, now)]
+            return [RefreshTopic(newer=True), *self._learned(now)]
         return self._refused(group, stream, block, result, now, woken)
 
     def _refused(
@@ -528,10 +530,11 @@ class WriterCore:
         """Take a newer description of the topic."""
         if topic.replaces(self.topic):
             return self.fail(Failure(UnknownTopic.code, topic.gone_text()))
-        if topic.version < self._described.version:
-            return []
-        self._described = topic
-        self.topic = topic = replace(topic, lineage=self._ahead.lineage(topic.lineage))
+        return self._learned(now) if self._ahead.describe(topic) else []
+
+    def _learned(self, now: float) -> list[Effect]:
+        """The topic has changed, as far as is known."""
+        topic = self.topic
         for number, group in self._groups.items():
             group.link.set_addresses(topic.groups.get(number, ()))
         open_parts = {part.number for part in topic.lineage.open_parts()}
@@ -693,9 +696,3 @@ class WriterCore:
         self._requests.clear()
         self._deadline = inf
         return effects
-
-
-def _encoded(tickets: Iterable[TopicTicket]) -> Iterator[Encoded]:
-    for ticket in tickets:
-        assert ticket.encoded is not None
-        yield ticket.encoded

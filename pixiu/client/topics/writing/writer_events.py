@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain, islice, takewhile
@@ -46,6 +46,13 @@ class TopicTicket:
         self.failure: Failure | None = None
         self.resolved = False
         self.watched = False
+
+
+def encoded(tickets: Iterable[TopicTicket]) -> Iterator[Encoded]:
+    """Messages that are not confirmed, as a block has them."""
+    for ticket in tickets:
+        assert ticket.encoded is not None
+        yield ticket.encoded
 
 
 class SentBlock:

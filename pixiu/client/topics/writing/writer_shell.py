@@ -86,11 +86,12 @@ class WriterShell:
         name: of the topic.
         core: the writer.
         follower: with which the directory knows it.
+        epoch: of a writer with a name, when it was opened.
     """
 
-    def __init__(self, around: TopicContext, name: str, core: WriterCore, follower: OnTopic) -> None:
+    def __init__(self, around: TopicContext, name: str, core: WriterCore, follower: OnTopic, epoch: int = 0) -> None:
         self.core, self._around, self._name = core, around, name
-        self._follower = follower
+        self._follower, self._epoch = follower, epoch
         self.triples: dict[int, Triple] = {}
         """Group → its state at its last answer."""
         self._loop = asyncio.get_running_loop()
@@ -250,7 +251,7 @@ class WriterShell:
         request = self.core.next_request(stream.number, self._loop.time())
         if request is not None:
             return topic_pb2.TopicWriteRequest(
-                request=request.request, block=request.data, level=request.level.value, epoch=self.core.epoch
+                request=request.request, block=request.data, level=request.level.value, epoch=self._epoch
             )
         if stream.closing and stream.duplex is not None:
             stream.duplex.finish()
