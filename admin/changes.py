@@ -19,7 +19,7 @@ from pixiu.discovery.topics import Numbers, PartState, TopicChannel, TopicNode, 
 from pixiu.errors import InvalidArgument, LimitError, TopicExists, TopicInUse, UnknownTopic
 from pixiu.ids import MAX_ID
 from pixiu.placement.slots import SLOTS, Lineage, Range
-from pixiu.wire.filters import Filter
+from pixiu.wire import filters
 
 BIN_MS: Final = 24 * 3_600_000
 """Time for which a deleted topic can be restored."""
@@ -79,6 +79,13 @@ def altered(node: TopicNode, change: ev.AlterTopic, version: int = 0) -> TopicNo
     wanted = _settings(change)
     if not 0 <= change.retention_s <= MAX_ID // 1_000_000 or any(not 0 <= value <= MAX_ID for value in wanted.values()):
         raise InvalidArgument("the retention must be a number of seconds and of bytes, and rates whole numbers; 0: no limit")
+    if not change.retain_acknowledged <= 1 or change.compact >= 1 << 32:
+        raise InvalidArgument(f"a tombstone is kept for at most {(1 << 32) - 1} seconds, and retain_acknowledged is true or false")
+    if bool(change.compact) is not bool(node.compact) and not version:
+        raise InvalidArgument(
+            f"topic {node.name} is {'' if node.compact else 'not '}compacted, as it was created: its keys are known from its "
+            "first message on; create another topic"
+        )
     if wanted == _settings(node):
         return node
     return replace(node, version=version or node.version + 1, **wanted)
@@ -244,7 +251,7 @@ def _check_filter(text: str) -> None:
     if len(text) > tp.MAX_FILTER:
         raise LimitError(f"a filter has at most {tp.MAX_FILTER:,} characters, not {len(text):,}")
     if text:
-        Filter(text)
+        filters.parse(text)
 
 
 def _with_channels(node: TopicNode, channels: Sequence[TopicChannel]) -> TopicNode:

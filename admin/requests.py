@@ -42,4 +42,4 @@ def change_of(message: topic_pb2.TopicChange) -> ev.Change:
 
 
 def _settings(found: topic_pb2.TopicSettings) -> dict[str, int]:
-    return {name: getattr(found, name) for name in SETTINGS}
+    return {name: int(getattr(found, name)) for name in SETTINGS}

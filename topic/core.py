@@ -23,8 +23,8 @@ from cluster.store.events import Committed, LeaderChanged, Propose, Refused
 from cluster.topics import entries as en
 from cluster.topics.entries import Settlement
 from pixiu.errors import InvalidArgument, MalformedData, NotServed, OutcomeUnknown, Overloaded, PixiuError, Refusal
+from pixiu.wire import filters
 from pixiu.wire.block import Block, Stamp
-from pixiu.wire.filters import Filter
 from pixiu.wire.levels import Level, Triple
 from topic import events as ev
 from topic.dispatch.channels import Channels
@@ -77,6 +77,8 @@ class Counters:
     delivered: int = 0
     delivered_again: int = 0
     settlements: int = 0
+    filter_errors: int = 0
+    """Messages for which a filter's expression had no value."""
     timed_out: int = 0
     outcomes_unknown: int = 0
 
@@ -297,7 +299,7 @@ class Core:
             elif event.kind == en.FENCE:
                 self._writes.fence(*en.decode_fence(event.payload))
             elif event.kind == en.CHANNEL and (text := en.ChannelSettings.decode(event.payload).filter):
-                Filter(text)
+                filters.parse(text)
         except PixiuError as problem:
             out.append(ev.Reply(event.request, refusal=Refusal.of(problem)))
             return
@@ -557,6 +559,7 @@ class Core:
             return
         found = list[ev.Deliver]()
         self._settle_all(self._channels.pump(now, found))
+        self.counters.filter_errors += self._channels.take_filter_errors()
         if self._channels.is_awake:
             self._lease_at = now  # there is more to look at
         for each in found:

@@ -256,3 +256,5 @@ class ChannelView(NamedTuple):
     members: Sequence[MemberView]
     stuck: Sequence[str]
     """Why messages wait, in words."""
+    filter_errors: int = 0
+    """Messages for which the filter's expression had no value since this leader began."""

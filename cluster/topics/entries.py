@@ -139,10 +139,10 @@ class TopicSettings(NamedTuple):
     """Messages that the topic takes in a second, each part by its share of the slots; 0: no limit."""
     bytes_per_s: int = 0
     """Bytes of blocks, likewise."""
-    read_messages_per_s: int = 0
-    """Messages that the topic gives in a second to all members and readers, each part by its share of the slots; 0: no limit."""
-    read_bytes_per_s: int = 0
-    """Bytes of messages, likewise."""
+    retain_acknowledged: int = 0
+    """1: what all channels have acknowledged may be dropped; 0: only the other limits drop anything."""
+    compact: int = 0
+    """Seconds for which a tombstone is kept; the last message of each key stays. 0: the topic is not compacted."""
     deleted: bool = False
     """Its parts take no blocks, and its channels no members, until it is restored or its parts are dropped."""
     version: int = 0
@@ -225,7 +225,7 @@ class ChannelSettings(NamedTuple):
     """Time after which a message that its member neither acknowledged nor refused is delivered again."""
     removed: bool = False
     filter: str = ""
-    """Conditions on headers, JSON; empty: none. See `pixiu.wire.filters`."""
+    """Conditions on headers or an expression; empty: none. See `pixiu.wire.filters`."""
     version: int = 0
     """As of `TopicSettings`."""
 
@@ -363,6 +363,7 @@ def _numbers_of(kind: int, found: Any) -> Iterator[tuple[object, int]]:
     """Numbers of an entry in JSON, each with the bits that the state has for it."""
     if kind == TOPIC:
         yield from ((found.topic, 32), (found.retention_s, 64), (found.retention_bytes, 64), (found.version, 64))
+        yield from ((found.retain_acknowledged, 1), (found.compact, 32))
     elif kind == CHANNEL:
         yield from ((found.channel, 32), (found.topic, 32), (found.max_attempts, 32), (found.version, 64))
         yield (0 if 0 < found.timeout_s <= MAX_TIMEOUT_S and found.max_attempts > 0 else -1), 1

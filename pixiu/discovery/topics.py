@@ -43,7 +43,7 @@ MAX_NUMBER: Final = (1 << 32) - 1
 """The last number of a topic, a channel or a part."""
 MAX_COUNTER_BYTES: Final = 1_024
 
-SETTINGS: Final = ("retention_s", "retention_bytes", "messages_per_s", "bytes_per_s", "read_messages_per_s", "read_bytes_per_s")
+SETTINGS: Final = ("retention_s", "retention_bytes", "messages_per_s", "bytes_per_s", "retain_acknowledged", "compact")
 """A topic's settings: fields of the same names in its node, its TOPIC entry and `pixiu.v1.TopicSettings`."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
@@ -100,7 +100,7 @@ class TopicChannel:
     max_attempts: int = DEFAULT_ATTEMPTS
     timeout_ms: int = DEFAULT_TIMEOUT_MS
     filter: str = ""
-    """JSON; empty: none."""
+    """JSON if it begins with [, else an expression; empty: none."""
     version: int = 0
     """V of the topic when the channel was changed last."""
     removed: bool = False
@@ -127,10 +127,10 @@ class TopicNode:
     """Messages that the topic takes in a second; 0: no limit."""
     bytes_per_s: int = 0
     """Bytes of blocks that the topic takes in a second; 0: no limit."""
-    read_messages_per_s: int = 0
-    """Messages that the topic gives in a second, to all members and readers; 0: no limit."""
-    read_bytes_per_s: int = 0
-    """Bytes of messages that the topic gives in a second; 0: no limit."""
+    retain_acknowledged: int = 0
+    """1: what all channels have acknowledged may be dropped."""
+    compact: int = 0
+    """Seconds for which a tombstone is kept; the last message of each key stays. 0: the topic is not compacted."""
     deleted_at_ms: int = 0
     """Time of its deletion, Unix milliseconds; 0: it is not deleted."""
     purge_at_ms: int = 0

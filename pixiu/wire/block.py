@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -251,6 +252,19 @@ class Block:
                 found.append((data[at - name : at], data[at : at + value]))
                 at += value
         return found
+
+    def having(self, needles: Sequence[bytes], low: int, high: int) -> list[int]:
+        """The numbers of the messages [low, high) that have one of these bytes anywhere, also by chance."""
+        ends, found = self.ends(), set[int]()
+        start, stop = self.bounds(low)[0], self.bounds(high - 1)[1]
+        first = start - (ends[low - 1] if low else 0)
+        for needle in needles:
+            at = self.data.find(needle, start, stop)
+            while at >= 0:
+                number = bisect_right(ends, at - first)
+                found.add(number)
+                at = self.data.find(needle, first + ends[number], stop)
+        return sorted(found)
 
     def handling(self, number: int) -> tuple[int | None, int | None, str | None]:
         """Time from which a message may be delivered, Unix µs, seconds until it expires, and its tag; nothing else decoded."""

@@ -1,4 +1,4 @@
-"""Filters of channels: conditions on the headers of messages. Pure.
+"""Filters of channels: conditions on the headers of messages, or an expression. Pure.
 
     [{"header": "region", "equal": "eu"},            all conditions hold: the message matches
      {"header": "kind", "any_of": ["a", "b"]},       one of these texts
@@ -9,6 +9,8 @@
 Values are compared as UTF-8. A message without the header of a condition does not match, whatever the condition is. Of several
 headers with one name, one that fulfils the condition is enough, and none may fulfil what is negated.
 
+A filter that does not begin with [ is an expression: `pixiu.wire.expressions`.
+
 A block is searched for the bytes of a header first, so messages that cannot match cost no more than their bytes.
 
 Source: docs/topics.md, "Filters, tags, load tests".
@@ -17,13 +19,13 @@ Source: docs/topics.md, "Filters, tags, load tests".
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from pixiu.errors import InvalidArgument
-from pixiu.wire import patterns
+from pixiu.wire import cel, patterns
 from pixiu.wire.block import HEADER, Block, Flag
+from pixiu.wire.expressions import Expression
 
 MAX_FILTER_BYTES: Final = 4096
 """Of the JSON."""
@@ -37,6 +39,25 @@ MAX_REMEMBERED: Final = 4096
 _TESTS: Final = ("equal", "any_of", "glob", "regex", "not")
 
 
+class Filter(Protocol):
+    """What chooses messages."""
+
+    errors: int
+    """Messages for which an expression had no value; they did not match."""
+
+    def matching(self, block: Block, low: int, high: int) -> list[int]:
+        """The numbers of a block's messages [low, high) that match, rising."""
+
+
+def parse(text: str) -> Filter:
+    """Parse a filter: conditions if it begins with [, else an expression. Raises InvalidArgument."""
+    return Conditions(text) if _is_list(text) else Expression(text)
+
+
+def _is_list(text: str) -> bool:
+    return text.lstrip()[:1] in ("[", "{")
+
+
 class Condition(NamedTuple):
     """One condition."""
 
@@ -47,8 +68,8 @@ class Condition(NamedTuple):
     negated: bool
 
 
-class Filter:
-    """A parsed filter.
+class Conditions:
+    """A parsed list of conditions.
 
     Args:
         text: JSON.
@@ -63,6 +84,7 @@ class Filter:
             for each in self.conditions
             if each.values and not each.negated
         ]
+        self.errors = 0
         self._needles = min(needles, key=len, default=[])
         """Bytes of which one is in each message that matches; none: nothing is known in advance."""
 
@@ -71,21 +93,8 @@ class Filter:
         if not block.flags & Flag.HEADERS:
             return []
         flags = block.all_flags()
-        numbers = self._found(block, low, high) if self._needles else range(low, high)
+        numbers = block.having(self._needles, low, high) if self._needles else range(low, high)
         return [number for number in numbers if flags[number] & Flag.HEADERS and self.holds(block.headers(number))]
-
-    def _found(self, block: Block, low: int, high: int) -> list[int]:
-        """Messages that have one of the needles, also by chance."""
-        ends, found = block.ends(), set[int]()
-        start, stop = block.bounds(low)[0], block.bounds(high - 1)[1]
-        first = start - (ends[low - 1] if low else 0)
-        for needle in self._needles:
-            at = block.data.find(needle, start, stop)
-            while at >= 0:
-                number = bisect_right(ends, at - first)
-                found.add(number)
-                at = block.data.find(needle, first + ends[number], stop)
-        return sorted(found)
 
     def holds(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
         """True if all conditions hold for a message with these headers."""
@@ -104,7 +113,11 @@ class Filter:
 
 def same(one: str, other: str) -> bool:
     """True if two filters say the same. Raises InvalidArgument."""
-    return one == other or (bool(one) == bool(other) and _unjson(one) == _unjson(other))
+    if one == other:
+        return True
+    if not one or not other or _is_list(one) is not _is_list(other):
+        return False
+    return _unjson(one) == _unjson(other) if _is_list(one) else cel.words(one) == cel.words(other)
 
 
 def _parsed(text: str) -> list[Condition]:

@@ -167,6 +167,19 @@ def regex(text: str) -> Pattern:
     return Pattern(_checked(_Reader(inner).whole(), text))
 
 
+def searching(text: str) -> Pattern:
+    """Compile a regular expression that may match anywhere in a text; `^` at its beginning and `$` at its end hold it there. Raises
+    InvalidArgument."""
+    begins = text.startswith("^")
+    inner = text.removeprefix("^")
+    ends = inner.endswith("$") and bool((len(inner) - len(inner[:-1].rstrip("\\"))) % 2)
+    root = _Reader(inner[:-1] if ends else inner).whole()
+    if root.kind == "or" and (begins or ends):
+        raise InvalidArgument(f"the pattern {text!r}: put the alternatives into ( ), so that it is clear what ^ and $ belong to")
+    anything = Node("many", parts=(Node("signs"),))
+    return Pattern(_checked(_then([*([] if begins else [anything]), root, *([] if ends else [anything])]), text))
+
+
 def _checked(root: Node, text: str) -> Node:
     if root.size > MAX_STATES:
         raise InvalidArgument(f"the pattern {text!r} has {root.size} signs with its repetitions; {MAX_STATES} are allowed")

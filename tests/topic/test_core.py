@@ -472,6 +472,10 @@ def test_a_filter_is_checked_before_it_comes_into_the_log() -> None:
     assert isinstance(reply, ev.Reply)
     assert reply.refusal is not None
     assert (reply.refusal.code, leader.proposed) == ("INVALID_ARGUMENT", [])
+    (reply,) = leader.step(ev.Requested(7, en.CHANNEL, en.ChannelSettings(CHANNEL, TOPIC, "c", filter="size = 1").encode()))
+    assert isinstance(reply, ev.Reply)
+    assert reply.refusal is not None
+    assert "column 6" in reply.refusal.text
     (reply,) = leader.step(ev.Requested(7, en.SEAL, b"[]"))
     assert isinstance(reply, ev.Reply)
     assert reply.refusal is not None

@@ -68,7 +68,8 @@ def set_channel(
         str, typer.Option("--timeout", help="Time for which a member may keep a message, such as 30s; 0: what it has, or 60s.")
     ] = "0",
     filter_: Annotated[
-        str | None, typer.Option("--filter", help="Conditions on headers, JSON; empty: none. Default: what it has.", metavar="JSON")
+        str | None,
+        typer.Option("--filter", help="An expression, or conditions in JSON; empty: none. Default: what it has.", metavar="FILTER"),
     ] = None,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,

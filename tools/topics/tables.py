@@ -45,6 +45,8 @@ class Lag:
     lost: int = 0
     oldest_us: int = 0
     members: int = 0
+    filter_errors: int = 0
+    """Messages for which the filter's expression had no value."""
 
     @property
     def seconds(self) -> float:
@@ -74,6 +76,7 @@ class Shown:
             sum(each.lost for each in found),
             min((each.oldest_us for each in found if each.oldest_us), default=0),
             max((len(each.members) for each in found), default=0),
+            sum(each.filter_errors for each in found),
         )
 
     def stuck(self) -> list[str]:
@@ -96,8 +99,8 @@ def topic_json(topic: topic_pb2.TopicDescription) -> dict[str, Any]:
         "retention_bytes": topic.settings.retention_bytes,
         "messages_per_s": topic.settings.messages_per_s,
         "bytes_per_s": topic.settings.bytes_per_s,
-        "read_messages_per_s": topic.settings.read_messages_per_s,
-        "read_bytes_per_s": topic.settings.read_bytes_per_s,
+        "retain_acknowledged": topic.settings.retain_acknowledged,
+        "compact_s": topic.settings.compact,
         "deleted_at_ms": topic.deleted_at_ms,
         "parts": [
             {
@@ -138,6 +141,7 @@ def lag_json(lag: Lag) -> dict[str, Any]:
         "lost": lag.lost,
         "oldest_s": round(lag.seconds, 3),
         "members": lag.members,
+        "filter_errors": lag.filter_errors,
     }
 
 
@@ -201,7 +205,7 @@ def channel_table(shown: Shown) -> Table:
             f"{lag.dead:,}",
             f"{lag.lost:,}",
             str(lag.members),
-            escape(channel.filter),
+            escape(channel.filter) + (f" ({lag.filter_errors:,} errors)" if lag.filter_errors else ""),
         )
     return table
 
@@ -235,20 +239,16 @@ def numbers_text(parts: Sequence[int]) -> str:
 
 
 def settings_text(topic: topic_pb2.TopicDescription) -> str:
-    """The retention and the rates in words."""
-    settings = topic.settings
-    age, size = settings.retention_s, settings.retention_bytes
+    """The retention, compaction and the rates in words."""
+    age, size = topic.settings.retention_s, topic.settings.retention_bytes
     said = [duration_text(age * 1000)] if age else []
     said += [f"{size:,} bytes a part"] if size else []
-    taken = _rates_text("takes", settings.messages_per_s, settings.bytes_per_s)
-    given = _rates_text("gives", settings.read_messages_per_s, settings.read_bytes_per_s)
-    return "kept " + (" or ".join(said) if said else "for ever") + taken + given
-
-
-def _rates_text(what: str, messages: int, size: int) -> str:
-    rates = [f"{messages:,} messages"] if messages else []
-    rates += [f"{size:,} bytes"] if size else []
-    return f", {what} {' and '.join(rates)} a second" if rates else ""
+    rates = [f"{topic.settings.messages_per_s:,} messages"] if topic.settings.messages_per_s else []
+    rates += [f"{topic.settings.bytes_per_s:,} bytes"] if topic.settings.bytes_per_s else []
+    taken = f", takes {' and '.join(rates)} a second" if rates else ""
+    said += ["until all channels have acknowledged it"] if topic.settings.retain_acknowledged else []
+    last = ", the last message of each key" if topic.settings.compact else ""
+    return "kept " + (" or ".join(said) if said else "for ever") + last + taken
 
 
 def _table(*names: str) -> Table:

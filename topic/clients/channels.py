@@ -98,7 +98,7 @@ class Channels:
             members=[
                 pb.ChannelMember(name=each.name, tag=each.tag, credit=each.credit, having=each.having) for each in view.members
             ],
-            stuck=view.stuck,
+            stuck=view.stuck, filter_errors=view.filter_errors,
         )  # fmt: skip
 
     async def _dead(self, channel: en.ChannelSettings, parts: Sequence[Part], ask: pb.DeadLettersRequest) -> pb.ChannelReply:

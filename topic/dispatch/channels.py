@@ -51,6 +51,7 @@ class Channels:
         self._alarms: list[tuple[float, int]] = []
         """(time, channel); some no longer count."""
         self._alarm_of: dict[int, float] = {}
+        self._filter_errors = 0
 
     # --- which there are
 
@@ -252,6 +253,8 @@ class Channels:
             dispatcher = self._by_number.get(number)
             if dispatcher is not None:
                 found += dispatcher.pump(now, out)
+                self._filter_errors += dispatcher.wants.new_errors
+                dispatcher.wants.new_errors = 0
                 if dispatcher.more:
                     self._awake[number] = None
                 self._remind(number, dispatcher)
@@ -262,6 +265,11 @@ class Channels:
         if due < self._alarm_of.get(number, NEVER):
             self._alarm_of[number] = due
             heapq.heappush(self._alarms, (due, number))
+
+    def take_filter_errors(self) -> int:
+        """Messages for which filters had no value since the last call."""
+        found, self._filter_errors = self._filter_errors, 0
+        return found
 
     @property
     def is_awake(self) -> bool:

@@ -432,7 +432,7 @@ class Dispatcher:
         stuck = list(self._stuck(part, queue, progress)) if unacknowledged > with_members else []
         return ChannelView(
             channel, part.part, progress.acks.floor, part.end, unacknowledged, with_members,
-            len(progress.waiting), len(progress.dead), progress.lost, members, stuck,
+            len(progress.waiting), len(progress.dead), progress.lost, members, stuck, self.wants.errors.get(part.part, 0),
         )  # fmt: skip
 
     def _stuck(self, part: Part, queue: Queue | None, progress: Progress) -> Iterable[str]:

@@ -13,8 +13,8 @@ from itertools import groupby
 from typing import Final, NamedTuple, Protocol
 
 from pixiu.errors import InvalidArgument
+from pixiu.wire import filters
 from pixiu.wire.block import Block, Flag, Stamp
-from pixiu.wire.filters import Filter
 from topic.events import LoadTest
 from topic.state.parts import Part
 
@@ -54,12 +54,16 @@ class Wants:
 
     def __init__(self, filter: str = "") -> None:
         self.text = ""
-        self.filter: Filter | None = None
+        self.filter: filters.Filter | None = None
         self.broken = ""
         """Why the filter cannot be read; then nothing is given."""
         self.load_test = LoadTest.BLOCK
         self.tags: Collection[str] = ()
         """Tags of members that are here: messages with others are for anybody."""
+        self.errors: dict[int, int] = {}
+        """By part: messages for which the filter's expression had no value since this leader began; they did not match."""
+        self.new_errors = 0
+        """Those that no total has yet."""
         self.set_filter(filter)
 
     def set_filter(self, text: str) -> bool:
@@ -68,7 +72,7 @@ class Wants:
             return False
         self.text, self.filter, self.broken = text, None, ""
         try:
-            self.filter = Filter(text) if text else None
+            self.filter = filters.parse(text) if text else None
         except InvalidArgument as problem:
             self.broken = str(problem)
         return True
@@ -129,6 +133,10 @@ class Sorter:
             pieces: Iterable[tuple[int, int]] = [(low, high)]
         else:
             pieces = _pieces(wants.filter.matching(block, low - base, high - base), base)
+            if wants.filter.errors:
+                wants.new_errors += wants.filter.errors
+                wants.errors[self._part.part] = wants.errors.get(self._part.part, 0) + wants.filter.errors
+                wants.filter.errors = 0
         at, flags = low, block.all_flags()
         for begin, end in pieces:
             _add(found, at, begin, SKIP)

@@ -68,8 +68,8 @@ def topic_map(found: topic_pb2.TopicDescription) -> TopicMap:
         settings.retention_bytes,
         settings.messages_per_s,
         settings.bytes_per_s,
-        settings.read_messages_per_s,
-        settings.read_bytes_per_s,
+        settings.retain_acknowledged,
+        settings.compact,
         found.deleted_at_ms,
     )
 

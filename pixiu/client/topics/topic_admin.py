@@ -34,7 +34,7 @@ MAX_FILTER_BYTES: Final = 4_096
 MAX_TIMEOUT_S: Final = 4e6
 """Longest time-out of a channel that a request can name, seconds; the cluster allows less."""
 Filter = str | Mapping[str, Any] | Sequence[Any]
-"""A filter: JSON, or what is encoded to it."""
+"""A filter: an expression or JSON, or what is encoded to JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class TopicInfo:
     """Messages that it takes in a second, from all writers together; 0: no limit."""
     bytes_per_s: int = 0
     """Bytes that it takes in a second; 0: no limit."""
-    read_messages_per_s: int = 0
-    """Messages that it gives in a second, to all members and readers together; 0: no limit."""
-    read_bytes_per_s: int = 0
-    """Bytes that it gives in a second; 0: no limit."""
+    retain_acknowledged: bool = False
+    """True: what all channels have acknowledged may be dropped."""
+    compact_s: int = 0
+    """Seconds for which a message that deletes its key is kept; 0: the topic is not compacted."""
 
     @property
     def open_parts(self) -> tuple[Part, ...]:
@@ -99,6 +99,8 @@ class ChannelPartInfo(NamedTuple):
     members: tuple[MemberInfo, ...]
     stuck: tuple[str, ...]
     """Why messages wait, in words."""
+    filter_errors: int = 0
+    """Messages for which the filter's expression had no value since the leader began; they did not match."""
 
 
 class DeadMessage(NamedTuple):
@@ -137,8 +139,8 @@ class Topics:
         retention_bytes: int = 0,
         messages_per_s: int = 0,
         bytes_per_s: int = 0,
-        read_messages_per_s: int = 0,
-        read_bytes_per_s: int = 0,
+        retain_acknowledged: bool = False,
+        compact: timedelta | None = None,
         if_missing: bool = False,
     ) -> TopicInfo:
         """Create a topic.
@@ -150,11 +152,13 @@ class Topics:
             retention_bytes: size of a part above which its oldest messages may be dropped; 0: no limit.
             messages_per_s, bytes_per_s: what the topic takes, from all writers together; each part has the share of it that it has
                 of the slots. Writers wait for it. 0: no limit.
-            read_messages_per_s, read_bytes_per_s: what the topic gives, to all members and readers together, shared likewise. 0: no
-                limit.
+            retain_acknowledged: drop what all channels have acknowledged, also before it has its age or size; while there is no
+                channel, nothing goes for this.
+            compact: keep the last message of each key; a message with a key and no body deletes the key, and is kept for this time.
+                None: keep all. It cannot be given later.
             if_missing: return a topic that is there, instead of raising `TopicExists`.
         """
-        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s, read_messages_per_s, read_bytes_per_s)
+        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s, retain_acknowledged, compact)
         create = topic_pb2.CreateTopic(parts=check_count(parts, "parts"), settings=settings, if_missing=if_missing)
         return await self._change(topic_pb2.TopicChange(name=check_name(name), create=create))
 
@@ -182,11 +186,12 @@ class Topics:
         retention_bytes: int = 0,
         messages_per_s: int = 0,
         bytes_per_s: int = 0,
-        read_messages_per_s: int = 0,
-        read_bytes_per_s: int = 0,
+        retain_acknowledged: bool = False,
+        compact: timedelta | None = None,
     ) -> TopicInfo:
-        """Set a topic's retention and rates; arguments as for `create`. All of them are set."""
-        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s, read_messages_per_s, read_bytes_per_s)
+        """Set a topic's retention and rates; arguments as for `create`. All of them are set; of a topic that is compacted `compact`
+        has to be given, too."""
+        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s, retain_acknowledged, compact)
         return await self._change(topic_pb2.TopicChange(name=check_name(name), alter=settings))
 
     async def delete(self, name: str, *, force: bool = False, now: bool = False) -> TopicInfo:
@@ -236,7 +241,7 @@ class Topics:
             from_end: begin with what is stored from now on; False: with everything that is kept.
             max_attempts: deliveries of a message before it goes to the dead letters; 0: the cluster's default.
             timeout_s: time for which a member may keep a message; 0: the cluster's default.
-            filter: which messages the channel gets; empty: all.
+            filter: which messages the channel gets: an expression such as `headers["region"] == "eu"`, or conditions; empty: all.
         """
         if not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= MAX_TIMEOUT_S:
             raise InvalidArgument(f"timeout_s is from 0 (the default) to {MAX_TIMEOUT_S:g} seconds, not {timeout_s!r}")
@@ -333,28 +338,23 @@ class Topics:
 
 
 def _settings(
-    retention: timedelta | None,
-    retention_bytes: int,
-    messages_per_s: int,
-    bytes_per_s: int,
-    read_messages_per_s: int,
-    read_bytes_per_s: int,
-) -> topic_pb2.TopicSettings:
+    retention: timedelta | None, retention_bytes: int, messages_per_s: int, bytes_per_s: int, retain_acknowledged: bool,
+    compact: timedelta | None,
+) -> topic_pb2.TopicSettings:  # fmt: skip
+    kept = 0 if compact is None else int(compact.total_seconds())
+    if compact is not None and not 0 < kept < 1 << 32:
+        raise InvalidArgument(f"compact is the time for which deleted keys are remembered, at least a second, not {compact}")
     seconds = 0 if retention is None else int(retention.total_seconds())
     if seconds < 0 or (retention is not None and not seconds):
         raise InvalidArgument(f"retention is at least a second, not {retention}; None: messages are kept for ever")
     if retention_bytes < 0:
         raise InvalidArgument(f"retention_bytes is 0 (no limit) or more, not {retention_bytes}")
-    rates = {
-        "messages_per_s": messages_per_s,
-        "bytes_per_s": bytes_per_s,
-        "read_messages_per_s": read_messages_per_s,
-        "read_bytes_per_s": read_bytes_per_s,
-    }
-    for name, rate in rates.items():
-        if rate < 0:
-            raise InvalidArgument(f"{name} is 0 (no limit) or more, not {rate}")
-    return topic_pb2.TopicSettings(retention_s=seconds, retention_bytes=retention_bytes, **rates)
+    if messages_per_s < 0 or bytes_per_s < 0:
+        raise InvalidArgument(f"rates are 0 (no limit) or more, not {messages_per_s} messages and {bytes_per_s} bytes a second")
+    return topic_pb2.TopicSettings(
+        retention_s=seconds, retention_bytes=retention_bytes, messages_per_s=messages_per_s, bytes_per_s=bytes_per_s,
+        retain_acknowledged=retain_acknowledged, compact=kept,
+    )  # fmt: skip
 
 
 def filter_of(filter: Filter) -> str:
@@ -369,8 +369,8 @@ def info_of(topic: TopicMap) -> TopicInfo:
     """The description that users get."""
     return TopicInfo(
         topic.name, topic.id, topic.version, tuple(topic.lineage.parts.values()), topic.channels, topic.retention_s,
-        topic.retention_bytes, topic.deleted_at_ms, topic.messages_per_s, topic.bytes_per_s,
-        topic.read_messages_per_s, topic.read_bytes_per_s,
+        topic.retention_bytes, topic.deleted_at_ms, topic.messages_per_s, topic.bytes_per_s, topic.retain_acknowledged,
+        topic.compact_s,
     )  # fmt: skip
 
 
@@ -378,7 +378,7 @@ def _channel_part(found: topic_pb2.ChannelPart) -> ChannelPartInfo:
     members = tuple(MemberInfo(each.name, each.tag, each.credit, each.having) for each in found.members)
     return ChannelPartInfo(
         found.channel, found.part, found.floor, found.end, found.unacknowledged, found.with_members, found.waiting, found.dead,
-        found.lost, found.oldest_us, members, tuple(found.stuck),
+        found.lost, found.oldest_us, members, tuple(found.stuck), found.filter_errors,
     )  # fmt: skip
 
 

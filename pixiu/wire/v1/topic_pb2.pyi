@@ -122,8 +122,8 @@ class TopicSettings(_message.Message):
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     MESSAGES_PER_S_FIELD_NUMBER: _builtins.int
     BYTES_PER_S_FIELD_NUMBER: _builtins.int
-    READ_MESSAGES_PER_S_FIELD_NUMBER: _builtins.int
-    READ_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    RETAIN_ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    COMPACT_FIELD_NUMBER: _builtins.int
     retention_s: _builtins.int
     """age after which messages may be dropped; 0: never"""
     retention_bytes: _builtins.int
@@ -132,10 +132,10 @@ class TopicSettings(_message.Message):
     """that the topic takes, all writers together; 0: no limit"""
     bytes_per_s: _builtins.int
     """of blocks; as `messages_per_s`"""
-    read_messages_per_s: _builtins.int
-    """that the topic gives, to all members and readers together; 0: no limit"""
-    read_bytes_per_s: _builtins.int
-    """of messages, and of blocks to readers; as `read_messages_per_s`"""
+    retain_acknowledged: _builtins.bool
+    """what all channels have acknowledged may be dropped"""
+    compact: _builtins.int
+    """seconds for which a tombstone is kept; the last message of each key stays. 0: not compacted"""
     def __init__(
         self,
         *,
@@ -143,12 +143,12 @@ class TopicSettings(_message.Message):
         retention_bytes: _builtins.int = ...,
         messages_per_s: _builtins.int = ...,
         bytes_per_s: _builtins.int = ...,
-        read_messages_per_s: _builtins.int = ...,
-        read_bytes_per_s: _builtins.int = ...,
+        retain_acknowledged: _builtins.bool = ...,
+        compact: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "messages_per_s", b"messages_per_s", "read_bytes_per_s", b"read_bytes_per_s", "read_messages_per_s", b"read_messages_per_s", "retention_bytes", b"retention_bytes", "retention_s", b"retention_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "compact", b"compact", "messages_per_s", b"messages_per_s", "retain_acknowledged", b"retain_acknowledged", "retention_bytes", b"retention_bytes", "retention_s", b"retention_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -287,7 +287,7 @@ class TopicChannel(_message.Message):
     timeout_ms: _builtins.int
     """time for which a member may keep a message"""
     filter: _builtins.str
-    """JSON; empty: none"""
+    """JSON if it begins with [, else an expression; empty: none"""
     def __init__(
         self,
         *,
@@ -970,7 +970,7 @@ class ConsumeHello(_message.Message):
     """gets messages with this tag; empty: an untagged member"""
     load_test: Global___LoadTest.ValueType
     filter: _builtins.str
-    """JSON; must be the channel's if it is given"""
+    """must be the channel's if it is given"""
     def __init__(
         self,
         *,
@@ -1432,6 +1432,7 @@ class ChannelPart(_message.Message):
     OLDEST_US_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     STUCK_FIELD_NUMBER: _builtins.int
+    FILTER_ERRORS_FIELD_NUMBER: _builtins.int
     channel: _builtins.str
     part: _builtins.int
     floor: _builtins.int
@@ -1445,6 +1446,8 @@ class ChannelPart(_message.Message):
     lost: _builtins.int
     oldest_us: _builtins.int
     """when the oldest unacknowledged message was appended; 0: none"""
+    filter_errors: _builtins.int
+    """messages for which the filter's expression had no value since the leader began"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelMember]: ...
     @_builtins.property
@@ -1466,10 +1469,11 @@ class ChannelPart(_message.Message):
         oldest_us: _builtins.int = ...,
         members: _abc.Iterable[Global___ChannelMember] | None = ...,
         stuck: _abc.Iterable[_builtins.str] | None = ...,
+        filter_errors: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "dead", b"dead", "end", b"end", "floor", b"floor", "lost", b"lost", "members", b"members", "oldest_us", b"oldest_us", "part", b"part", "stuck", b"stuck", "unacknowledged", b"unacknowledged", "waiting", b"waiting", "with_members", b"with_members"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "dead", b"dead", "end", b"end", "filter_errors", b"filter_errors", "floor", b"floor", "lost", b"lost", "members", b"members", "oldest_us", b"oldest_us", "part", b"part", "stuck", b"stuck", "unacknowledged", b"unacknowledged", "waiting", b"waiting", "with_members", b"with_members"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1536,3 +1540,62 @@ class DeadMessage(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeadMessage: _TypeAlias = DeadMessage  # noqa: Y015
+
+@_typing.final
+class TopicLastRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    part: _builtins.int
+    key: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        part: _builtins.int = ...,
+        key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "part", b"part", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicLastRequest: _TypeAlias = TopicLastRequest  # noqa: Y015
+
+@_typing.final
+class TopicLastReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
+    CHILDREN_FIELD_NUMBER: _builtins.int
+    known: _builtins.bool
+    """the part has the key's last message, or has had it"""
+    sealed: _builtins.bool
+    """newer messages are in the children, if it has any"""
+    @_builtins.property
+    def message(self) -> Global___Delivery:
+        """that message; none: the key was deleted by a message without a body"""
+
+    @_builtins.property
+    def children(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicPart]: ...
+    def __init__(
+        self,
+        *,
+        known: _builtins.bool = ...,
+        message: Global___Delivery | None = ...,
+        sealed: _builtins.bool = ...,
+        children: _abc.Iterable[Global___TopicPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["children", b"children", "known", b"known", "message", b"message", "sealed", b"sealed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicLastReply: _TypeAlias = TopicLastReply  # noqa: Y015

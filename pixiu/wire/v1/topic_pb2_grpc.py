@@ -267,6 +267,11 @@ class TopicLogStub(object):
                 request_serializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.ChannelRequest.SerializeToString,
                 response_deserializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.ChannelReply.FromString,
                 _registered_method=True)
+        self.Last = channel.unary_unary(
+                '/pixiu.v1.TopicLog/Last',
+                request_serializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicLastRequest.SerializeToString,
+                response_deserializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicLastReply.FromString,
+                _registered_method=True)
 
 
 class TopicLogServicer(object):
@@ -308,6 +313,13 @@ class TopicLogServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Last(self, request, context):
+        """The last message of a key in one part of a compacted topic.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TopicLogServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -335,6 +347,11 @@ def add_TopicLogServicer_to_server(servicer, server):
                     servicer.Channel,
                     request_deserializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.ChannelRequest.FromString,
                     response_serializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.ChannelReply.SerializeToString,
+            ),
+            'Last': grpc.unary_unary_rpc_method_handler(
+                    servicer.Last,
+                    request_deserializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicLastRequest.FromString,
+                    response_serializer=pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicLastReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -473,6 +490,33 @@ class TopicLog(object):
             '/pixiu.v1.TopicLog/Channel',
             pixiu_dot_wire_dot_v1_dot_topic__pb2.ChannelRequest.SerializeToString,
             pixiu_dot_wire_dot_v1_dot_topic__pb2.ChannelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Last(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.TopicLog/Last',
+            pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicLastRequest.SerializeToString,
+            pixiu_dot_wire_dot_v1_dot_topic__pb2.TopicLastReply.FromString,
             options,
             channel_credentials,
             insecure,

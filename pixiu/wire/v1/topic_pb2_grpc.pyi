@@ -107,6 +107,8 @@ class TopicLogStub:
     """Blocks of one part, without a channel."""
     Channel: _grpc.UnaryUnaryMultiCallable[_topic_pb2.ChannelRequest, _topic_pb2.ChannelReply]
     """State of channels, dead letters, seek."""
+    Last: _grpc.UnaryUnaryMultiCallable[_topic_pb2.TopicLastRequest, _topic_pb2.TopicLastReply]
+    """The last message of a key in one part of a compacted topic."""
 
 @_typing.type_check_only
 class TopicLogAsyncStub(TopicLogStub):
@@ -123,6 +125,8 @@ class TopicLogAsyncStub(TopicLogStub):
     """Blocks of one part, without a channel."""
     Channel: _aio.UnaryUnaryMultiCallable[_topic_pb2.ChannelRequest, _topic_pb2.ChannelReply]  # type: ignore[assignment]
     """State of channels, dead letters, seek."""
+    Last: _aio.UnaryUnaryMultiCallable[_topic_pb2.TopicLastRequest, _topic_pb2.TopicLastReply]  # type: ignore[assignment]
+    """The last message of a key in one part of a compacted topic."""
 
 class TopicLogServicer(metaclass=_abc_1.ABCMeta):
     """At the client port of a topic replica. A replica that does not lead refuses with NOT_LEADER and names the leader."""
@@ -166,5 +170,13 @@ class TopicLogServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_topic_pb2.ChannelReply, _abc.Awaitable[_topic_pb2.ChannelReply]]:
         """State of channels, dead letters, seek."""
+
+    @_abc_1.abstractmethod
+    def Last(
+        self,
+        request: _topic_pb2.TopicLastRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_topic_pb2.TopicLastReply, _abc.Awaitable[_topic_pb2.TopicLastReply]]:
+        """The last message of a key in one part of a compacted topic."""
 
 def add_TopicLogServicer_to_server(servicer: TopicLogServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

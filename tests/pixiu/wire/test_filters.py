@@ -11,7 +11,7 @@ import pytest
 
 from pixiu.errors import InvalidArgument
 from pixiu.wire import block
-from pixiu.wire.filters import MAX_CONDITIONS, MAX_VALUES, Filter, same
+from pixiu.wire.filters import MAX_CONDITIONS, MAX_VALUES, parse, same
 
 TESTS: list[dict[str, object]] = [
     {"header": "region", "equal": "eu"},
@@ -56,7 +56,7 @@ def test_messages_match_as_the_conditions_say() -> None:
         low = rng.randrange(len(messages))
         high = rng.randint(low + 1, len(messages))
         expected = [at for at in range(low, high) if all(holds(test, list(messages[at].headers)) for test in tests)]
-        assert Filter(json.dumps(tests)).matching(whole, low, high) == expected, tests
+        assert parse(json.dumps(tests)).matching(whole, low, high) == expected, tests
 
 
 def test_a_message_without_the_header_never_matches() -> None:
@@ -64,8 +64,8 @@ def test_a_message_without_the_header_never_matches() -> None:
         block.encode([block.Message(b"x", 1), block.Message(b"x", 1, headers=[("b", b"")])], topic=1, part=1, writer=1, first=1)
     )
     for test in ({"equal": "x"}, {"not": {"equal": "x"}}, {"glob": "*"}):
-        assert Filter(json.dumps([{"header": "a", **test}])).matching(whole, 0, 2) == []
-    assert Filter('[{"header": "b", "not": {"equal": "x"}}]').matching(whole, 0, 2) == [1]
+        assert parse(json.dumps([{"header": "a", **test}])).matching(whole, 0, 2) == []
+    assert parse('[{"header": "b", "not": {"equal": "x"}}]').matching(whole, 0, 2) == [1]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_message_without_the_header_never_matches() -> None:
 )  # fmt: skip
 def test_what_is_no_filter_is_refused(found: object) -> None:
     with pytest.raises(InvalidArgument):
-        Filter(json.dumps(found))
+        parse(json.dumps(found))
 
 
 def test_filters_are_the_same_if_they_say_the_same() -> None:
@@ -91,4 +91,4 @@ def test_filters_are_the_same_if_they_say_the_same() -> None:
 @pytest.mark.parametrize("test", ['"equal":"\\ud800"', '"any_of":["a","\\ud800"]', '"not":{"glob":"\\ud800"}', '"regex":"\\ud800"'])
 def test_half_a_character_is_refused(test: str) -> None:
     with pytest.raises(InvalidArgument, match="JSON"):
-        Filter('[{"header":"a",' + test + "}]")
+        parse('[{"header":"a",' + test + "}]")

@@ -51,6 +51,16 @@ def test_what_a_filter_does_not_want_is_acknowledged_by_one_entry(ordered: bool)
     assert bench.tick(dispatcher.SKIPPED_S) == [Settlement(CHANNEL, PART, [(0, 1), (2, 4), (5, 6)])]
 
 
+def test_an_expression_chooses_and_messages_without_a_value_are_counted() -> None:
+    fields = [{**header("eu"), "key": b"7"}, {**header("us"), "key": b"7"}, {**header("eu"), "key": b"x"}, header("eu"), {}]
+    bench = Sorting(*fields, filter='headers.region == "eu" && int(key) > 5')
+    bench.join(1)
+    assert bench.pump() == [(1, [0])]
+    assert bench.tick(dispatcher.SKIPPED_S) == [Settlement(CHANNEL, PART, [(1, 5)])]
+    view = bench.dispatcher.describe(bench.log.store.state.parts[PART])
+    assert view.filter_errors == 2  # the last one has no bytes of the header, and is not looked at
+
+
 def test_many_unwanted_messages_are_acknowledged_at_once_and_all_in_a_sealed_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "SKIPPED_ENOUGH", 3)
     bench = Sorting({}, {}, {}, filter=EU)
