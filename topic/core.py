@@ -480,10 +480,8 @@ class Core:
                 channels.sealed(en.decode_seal(payload)[0], out)
             case en.OPEN:
                 self._ask_soon(now)
-                for event in self._writes.parked.take(en.Opening.decode(payload).part):
-                    self._on_write(event, now, out)
-            case en.TRIM | en.LOST:
-                part = (en.decode_trim if work.kind == en.TRIM else en.decode_lost)(payload)[0]
+            case en.TRIM | en.LOST | en.COMPACT:
+                part = en.part_of(payload)
                 channels.grew(part)
                 channels.sealed(part, out)
         if work.kind in ENDING:

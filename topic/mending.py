@@ -28,8 +28,9 @@ from cluster.wire.v1 import topic_group_pb2_grpc as pb_grpc
 from pixiu.discovery.node import Node
 from pixiu.errors import MalformedData, PixiuError, StorageError
 from pixiu.rpc.channels import Channels
-from pixiu.wire.block import STAMP_BYTES, parse_stored, stored_size
+from pixiu.wire.block import STAMP_BYTES, Flag, parse_stored, stored_size
 from topic.clients.group import Group
+from topic.storage.cutting import clipped
 from topic.storage.machine import Machine
 from topic.storage.segment import Gap, Stored
 
@@ -157,6 +158,9 @@ class Mending:
         gap = Gap(max(gap.low, state.first), gap.high)  # nobody has what retention has dropped
         if known.given_up:
             return False
+        log = self._group.store.logs.get(part)
+        if log is not None and state.flags & Flag.HOLE:  # replicas may have it in other blocks
+            gap = Gap(max(await asyncio.to_thread(log.begin_of, gap.low), state.first), gap.high)
         answers = list[Answer]()
         for node in self._others():
             found = await self._ask(node, part, gap)
@@ -197,6 +201,9 @@ class Mending:
         return found
 
     async def _fill(self, part: int, gap: Gap, found: list[Stored]) -> bool:
+        state = self._group.store.state.parts.get(part)
+        if state is not None and state.flags & Flag.HOLE:
+            found = clipped(found, gap.low, gap.high)
         self._group.store.keep(part, found)
         try:
             if not await self._machine.mend(part, found):

@@ -1,4 +1,4 @@
-"""Retention: which segments of which parts may go, by age and by size; and the entries that let them go.
+"""Retention: which segments of which parts may go, by age, by size, and since all channels have acknowledged them; the entries for it.
 
 Source: docs/topics.md, "How it is stored".
 """
@@ -31,12 +31,16 @@ class Retention:
         store = self._group.store
         for part in list(store.state.parts.values()):
             topic, log = store.state.topics.get(en.topic_of(part.part)), store.logs.get(part.part)
-            if topic is None or log is None or not (topic.retention_s or topic.retention_bytes):
+            if topic is None or log is None or not (topic.retention_s or topic.retention_bytes or topic.retain_acknowledged):
                 continue
-            before_us = store.state.clock_us - topic.retention_s * 1_000_000 if topic.retention_s else 0
-            first = await asyncio.to_thread(log.expired, before_us, topic.retention_bytes or NO_LIMIT)
+            first = 0
+            if topic.retention_s or topic.retention_bytes:
+                before_us = store.state.clock_us - topic.retention_s * 1_000_000 if topic.retention_s else 0
+                first = await asyncio.to_thread(log.expired, before_us, topic.retention_bytes or NO_LIMIT)
             if not self._group.core.epoch:
                 return
+            if topic.retain_acknowledged:
+                first = max(first, log.first_of(store.state.acknowledged(part.part)))
             if first > part.first:
                 try:
                     await self._group.request(en.TRIM, en.encode_trim(part.part, first))

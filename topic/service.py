@@ -37,6 +37,7 @@ from topic.clients.listener import TopicLog
 from topic.clients.members import Members
 from topic.clients.reads import Reads
 from topic.clients.writes import Writes
+from topic.compaction import Compaction
 from topic.core import Core, Counters
 from topic.groups import Parents, TopicGroups
 from topic.mending import Mending
@@ -80,6 +81,7 @@ class Service(StoreShell):
         self._writes = Writes(self, context.turn, options.writer_window_bytes)
         self._members = Members(self, context.turn, self.spawn)
         self._reads, self._retention, self._rates = Reads(self), Retention(self), Rates()
+        self._compaction = Compaction(self)
         self._parents = Parents(context, self)
         self._requests: dict[int, asyncio.Future[object]] = {}
         self._numbers = itertools.count(1)
@@ -275,6 +277,7 @@ class Service(StoreShell):
     async def _retain(self) -> None:
         if self._epoch and self.core.delivers:
             await self._retention.look()
+            await self._compaction.look()
 
     def _look_at_rates(self) -> None:
         totals = {part: (log.appended_bytes, log.end) for part, log in self.store.logs.items()}
@@ -306,6 +309,8 @@ class Service(StoreShell):
             "members": len(self._members.streams),
             "flushes_total": machine.flushes,
             "trims_total": self._retention.trims,
+            "compacted_messages_total": self._compaction.removed,
+            "compacted_bytes_total": machine.compacted_bytes,
             "loads_total": self.reader.loads,
             "unwritten_bytes": store.tail_bytes,
             "cached_bytes": store.cache.size,

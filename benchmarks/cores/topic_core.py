@@ -71,6 +71,9 @@ class Leader:
     def trim(self, part: int, first: int) -> None:
         pass
 
+    def compact(self, part: int, ranges: list[tuple[int, int]], digests: Sequence[bytes]) -> None:
+        pass
+
     def drop(self, part: int) -> None:
         pass
 

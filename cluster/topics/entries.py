@@ -12,6 +12,8 @@
          26 SEEK      u64 channel, u64 part, u64 offset
          32 FENCE     u64 topic, u64 writer, u64 epoch: who writes under this name with a lower one writes no more
          27 RESEND    u64 channel, u64 part, u32 offsets, 0 for all dead letters, then each u64
+         30 COMPACT   u64 part, u32 ranges, then each u64 low, u64 high: offsets whose messages go; then 16 bytes for each
+                      deleted key that is to be forgotten, its digest
 
 A part is named by its topic and its number: `part_id`. Numbers in an entry are little-endian.
 
@@ -24,7 +26,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple, get_type_hints
 
 from pixiu.errors import MalformedData
@@ -43,7 +45,7 @@ TOPIC: Final = 24
 DROP: Final = 25
 SEEK: Final = 26
 RESEND: Final = 27
-FENCE: Final = 32
+COMPACT: Final = 30
 ADMIN_KINDS: Final = frozenset({OPEN, SEAL, CHANNEL, TRIM, TOPIC, DROP})
 """Entries that the admin may ask a leader to append."""
 _U64: Final = struct.Struct("<Q")
@@ -52,6 +54,8 @@ _RANGE: Final = struct.Struct("<QQ")
 _LOST: Final = struct.Struct("<QQQ")
 _SEEK: Final = struct.Struct("<QQQ")
 _RESEND: Final = struct.Struct("<QQI")
+_COMPACT: Final = struct.Struct("<QI")
+DIGEST_BYTES: Final = 16
 _DEFERRED: Final = struct.Struct("<QQI")
 _DEAD: Final = struct.Struct("<QII")
 
@@ -297,6 +301,11 @@ def decode_lost(payload: bytes) -> tuple[int, int, int]:
     return part, low, high
 
 
+def part_of(payload: bytes) -> int:
+    """The part of a TRIM, LOST or COMPACT."""
+    return int(_U64.unpack_from(payload)[0])
+
+
 def encode_drop(part: int) -> bytes:
     """The payload of an entry that drops a part."""
     return _U64.pack(part)
@@ -342,6 +351,34 @@ def decode_resend(payload: bytes) -> tuple[int, int, list[int]]:
     return channel, part, [offset for (offset,) in _U64.iter_unpack(payload[_RESEND.size :])]
 
 
+class Compaction(NamedTuple):
+    """Messages of a part that are superseded."""
+
+    part: int
+    ranges: Sequence[tuple[int, int]]
+    """Offsets [low, high), rising."""
+    digests: Sequence[bytes] = ()
+    """Of deleted keys that are to be forgotten."""
+
+    def encode(self) -> bytes:
+        """The payload of its entry."""
+        return b"".join((_COMPACT.pack(self.part, len(self.ranges)), *(_RANGE.pack(*each) for each in self.ranges), *self.digests))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Compaction:
+        """The messages in a payload. Raises MalformedData."""
+        if len(data) < _COMPACT.size:
+            raise MalformedData("a compaction is too short")
+        part, count = _COMPACT.unpack_from(data)
+        at = _COMPACT.size + count * _RANGE.size
+        ranges = list(_RANGE.iter_unpack(data[_COMPACT.size : at])) if at <= len(data) else []
+        if len(ranges) != count or (len(data) - at) % DIGEST_BYTES:
+            raise MalformedData("a compaction does not have the size that it says")
+        if any(low >= high for low, high in ranges) or any(one[1] >= other[0] for one, other in pairwise(ranges)):
+            raise MalformedData("the ranges of a compaction do not rise")
+        return cls(part, ranges, [data[place : place + DIGEST_BYTES] for place in range(at, len(data), DIGEST_BYTES)])
+
+
 def check(kind: int, payload: bytes) -> None:
     """Check the payload of an entry that somebody asks for, before it comes into the log. Raises MalformedData."""
     decode = _DECODE.get(kind)
@@ -382,7 +419,8 @@ def _numbers_of(kind: int, found: Any) -> Iterator[tuple[object, int]]:
 
 _DECODE: Final[dict[int, Callable[[bytes], object]]] = {
     OPEN: Opening.decode, SEAL: decode_seal, CHANNEL: ChannelSettings.decode, TRIM: decode_trim, LOST: decode_lost,
-    TOPIC: TopicSettings.decode, DROP: decode_drop, SEEK: decode_seek, RESEND: decode_resend, FENCE: decode_fence,
+    TOPIC: TopicSettings.decode, DROP: decode_drop, SEEK: decode_seek, RESEND: decode_resend,
+    COMPACT: Compaction.decode,
 }  # fmt: skip
 _HINTS: Final = {kind: get_type_hints(kind) for kind in (TopicSettings, ChannelSettings)}
 

@@ -28,6 +28,7 @@ from pixiu.wire.block import (
     COVERED_FROM,
     HEAD,
     HEAD_BYTES,
+    HOLE,
     INDEX_BYTES,
     MAGIC,
     STAMP,
@@ -93,7 +94,7 @@ class Found(NamedTuple):
 
 
 def walk(data: bytes) -> Iterator[Found]:
-    """The stored blocks of a reply, whose CRCs and sizes are right. Raises MalformedData."""
+    """The stored blocks of a reply that have messages, and whose CRCs and sizes are right. Raises MalformedData."""
     view, at = memoryview(data), 0
     while at < len(data):
         size = stored_size(data[at : at + STAMP_BYTES])
@@ -104,6 +105,9 @@ def walk(data: bytes) -> Iterator[Found]:
         magic, version, _, length, crc, _, _, count, writer, _, _ = HEAD.unpack_from(data, head)
         if crc32(U32.pack(crc), crc32(view[at + 8 : head])) != stamp_crc or crc32(view[head + COVERED_FROM : at + size]) != crc:
             raise MalformedData("the CRC of a stored block is wrong: it was damaged on the way")
+        if (magic, version) == (MAGIC, HOLE):  # compaction has removed what was there
+            at += size
+            continue
         if (magic, version, length) != (MAGIC, VERSION, size - STAMP_BYTES) or HEAD_BYTES + INDEX_BYTES * count > length:
             raise MalformedData(WRONG)
         yield Found(head, count, base, time_us, sender, writer)

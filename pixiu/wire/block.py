@@ -14,6 +14,9 @@ fields of its flags, in this order, and its body. All numbers are little-endian,
     64 event time u64 | 4 deliver_at u64 | 8 expires_in u32 s | 2 tag: u8, bytes | 16 key: u16, bytes
     32 headers: u8 count, for each u8 name size, u16 value size, name, value | 1 (load test) has no field
 
+A block of version 2 has no messages: it stands for `count` offsets whose messages compaction has removed. Its flags are 128, its
+writer is 0, its position 1, and instead of the index are eight bytes 0. No writer may send one.
+
 The leader of a part checks a block and stores it as it came, behind a stamp that only leaders write.
 
     0  u32 size of the block | 4  u32 CRC-32 of what follows, and of the block's CRC | 8  u64 offset of the first message
@@ -35,6 +38,8 @@ from pixiu.errors import InvalidArgument, MalformedData, RecordTooLarge
 
 MAGIC: Final = 0x4250
 VERSION: Final = 1
+HOLE: Final = 2
+"""Version of a block that stands for messages which compaction has removed."""
 HEAD: Final = struct.Struct("<HBBIIIIIQQQ")
 HEAD_BYTES: Final = 48
 COVERED_FROM: Final = 12
@@ -73,6 +78,8 @@ class Flag:
     KEY: Final = 16
     HEADERS: Final = 32
     EVENT_TIME: Final = 64
+    HOLE: Final = 128
+    """Of blocks that have no messages: see `hole`. No message has it."""
 
 
 ALL_FLAGS: Final = 127
@@ -184,6 +191,13 @@ def join(messages: Iterable[Encoded], *, topic: int, part: int, writer: int, fir
     return head[:8] + U32.pack(crc32(covered)) + covered
 
 
+def hole(topic: int, part: int, count: int) -> bytes:
+    """Encode a block that stands for offsets whose messages were removed."""
+    head = HEAD.pack(MAGIC, HOLE, Flag.HOLE, HEAD_BYTES + INDEX_BYTES, 0, topic, part, count, 0, 1, 0)
+    covered = head[COVERED_FROM:] + bytes(INDEX_BYTES)
+    return head[:8] + U32.pack(crc32(covered)) + covered
+
+
 class Block:
     """A checked block, read in place: nothing is made for a message that nobody asks for.
 
@@ -252,6 +266,25 @@ class Block:
                 found.append((data[at - name : at], data[at : at + value]))
                 at += value
         return found
+
+    def keyed(self) -> Iterator[tuple[int, bytes, int]]:
+        """(number, key, size of the body) of each message with a key."""
+        data, end = self.data, self._at
+        for number, (to, _, flags, _) in enumerate(self.index()):
+            at, end = end, self._at + to
+            if flags & Flag.KEY:
+                at += (8 if flags & Flag.EVENT_TIME else 0) + (8 if flags & Flag.DELIVER_AT else 0)
+                at += 4 if flags & Flag.EXPIRES else 0
+                if flags & Flag.TAG:
+                    at += 1 + data[at]
+                begin, at = at + 2, at + 2 + (data[at] | data[at + 1] << 8)
+                key = data[begin:at]
+                if flags & Flag.HEADERS:
+                    left, at = data[at], at + 1
+                    for _ in range(left):
+                        name, value = HEADER.unpack_from(data, at)
+                        at += HEADER.size + name + value
+                yield number, key, end - at
 
     def having(self, needles: Sequence[bytes], low: int, high: int) -> list[int]:
         """The numbers of the messages [low, high) that have one of these bytes anywhere, also by chance."""
@@ -429,4 +462,11 @@ def parse_stored(data: bytes) -> tuple[Stamp, Block]:
     _, crc, *stamp = STAMP.unpack_from(data)
     if crc != _stamp_crc(data, block):
         raise MalformedData("the CRC of a stored block's stamp is wrong")
-    return Stamp(*stamp), parse(block)
+    return Stamp(*stamp), _parse_hole(block) if block[2] == HOLE else parse(block)
+
+
+def _parse_hole(data: bytes) -> Block:
+    found = Block(data, HEAD.unpack_from(data))
+    if not found.count or data != hole(found.topic, found.part, found.count):
+        raise MalformedData("a block without messages does not have their form")
+    return found

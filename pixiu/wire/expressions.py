@@ -326,7 +326,7 @@ def _joined(runs: Sequence[Run], *, decides: bool) -> Run:
         failed = False
         for each in runs:
             try:
-                if each(fields) is decides:
+                if bool(each(fields)) is decides:
                     return decides
             except _Failed:
                 failed = True

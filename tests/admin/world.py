@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from admin import entries
@@ -30,6 +30,9 @@ class Segments:
         """Forget it."""
 
     def trim(self, part: int, first: int) -> None:
+        """Nothing to remove."""
+
+    def compact(self, part: int, ranges: list[tuple[int, int]], digests: Sequence[bytes]) -> None:
         """Nothing to remove."""
 
     def drop(self, part: int) -> None:

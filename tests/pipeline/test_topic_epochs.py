@@ -42,6 +42,9 @@ class Group:
     def trim(self, part: int, first: int) -> None:
         raise AssertionError("nothing is trimmed here")
 
+    def compact(self, part: int, ranges: list[tuple[int, int]], digests: Sequence[bytes]) -> None:
+        raise AssertionError("nothing is compacted here")
+
     def drop(self, part: int) -> None:
         raise AssertionError("nothing is dropped here")
 

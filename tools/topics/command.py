@@ -17,8 +17,7 @@ from pixiu.wire.v1 import topic_pb2
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, console, guarded, print_json, print_result, print_text
 from tools.topics import calls, tables
 from tools.topics.channels import channel, channels, dead, resend, seek
-from tools.topics.data import read, tail, write
-from tools.topics.moves import drain_group, rebalance
+from tools.topics.data import last, read, tail, write
 from tools.topics.values import bytes_of, seconds_of
 
 SUMMARY: Final = (__doc__ or "").split("\n\n")[0]
@@ -253,4 +252,5 @@ topic.command()(seek)
 topic.command()(write)
 topic.command()(read)
 topic.command()(tail)
+topic.command()(last)
 topic.add_typer(channel, name="channel")

@@ -17,9 +17,9 @@ import typer
 
 from pixiu.client.topics.writing.writer import TopicWriter
 from pixiu.errors import InvalidArgument, MalformedData
-from pixiu.wire.block import STAMP_BYTES, Message, parse_stored, stored_size
+from pixiu.wire.block import STAMP_BYTES, Flag, Message, parse_stored, stored_size
 from pixiu.wire.v1 import topic_pb2
-from tools.cli.output import DEFAULT_TARGET, AsJson, Target, guarded, print_json, print_result, visible
+from tools.cli.output import DEFAULT_TARGET, EXIT_NOT_DELIVERED, AsJson, Target, guarded, print_json, print_result, visible
 from tools.topics import calls
 from tools.topics.calls import TopicCluster
 from tools.topics.values import moment_of
@@ -97,6 +97,24 @@ def write(
     rate = written / seconds if seconds > 0 else 0.0
     value = {"topic": name, "written": written, "seconds": round(seconds, 3)}
     print_result(value, f"stored: {written:,} messages in {seconds:.2f} s, {rate:,.0f} a second", as_json=as_json)
+
+
+@guarded
+def last(
+    name: Name,
+    key: Annotated[str, typer.Argument(help="The key.", metavar="KEY")],
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Show the last message of a key, in a topic that is compacted. Ends with 1 if there is none, or the key was deleted."""
+    found = calls.run(target, lambda cluster: cluster.client.durable_topic(name).last(key))
+    if found is None:
+        if as_json:
+            print_json(None)
+        sys.stderr.write(f"pixiu: topic {name} has no message of the key {visible(key)}, or it was deleted\n")
+        raise typer.Exit(EXIT_NOT_DELIVERED)
+    message = Message(found.body, found.slot, found.key, list(found.headers.items()))
+    _print(Line(found.part, found.offset, found.time_us, found.sender, message), as_json)
 
 
 async def _write_made(writer: TopicWriter, count: int, size: int, keys: int) -> None:
@@ -228,7 +246,7 @@ def _messages(part: int, blocks: bytes) -> Iterator[Line]:
         if not size:
             raise MalformedData(f"part {part}: the leader sent what is no block")
         stamp, block = parse_stored(blocks[at : at + size])
-        for number in range(block.count):
+        for number in range(0 if block.flags & Flag.HOLE else block.count):
             yield Line(part, stamp.base + number, stamp.at_us, stamp.sender, block.message(number))
         at += size
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from cluster.topics import entries as en
 from pixiu.errors import InvalidArgument, NotServed
+from pixiu.wire.block import Flag
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic import events as ev
 from topic.clients.deliveries import delivery
@@ -118,7 +119,7 @@ class Channels:
                     reason=REASONS.get(en.Reason(letter.reason), "unknown"),
                 )  # fmt: skip
                 found = await self._group.reader.find(part.part, offset)
-                if not isinstance(found, Gap):
+                if not isinstance(found, Gap) and not found[1].flags & Flag.HOLE:
                     made.message.CopyFrom(delivery(en.number_of(part.part), *found, offset, offset + 1))
                     took += len(made.message.data)
                 else:

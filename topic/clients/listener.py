@@ -22,6 +22,7 @@ from pixiu.wire.v1 import topic_pb2 as pb
 from pixiu.wire.v1 import topic_pb2_grpc as pb_grpc
 from topic.clients.channels import Channels
 from topic.clients.group import Group, refusal_of, require
+from topic.clients.lasts import last
 from topic.clients.members import Members, MemberStream
 from topic.clients.reads import Reads, positions
 from topic.clients.writes import Writes, WriteStream
@@ -111,6 +112,15 @@ class TopicLog(pb_grpc.TopicLogServicer):
         async def answer(session: LoginSession | None) -> pb.TopicReadReply:
             await require(session, CONSUME, check_name(request.topic))
             return await self._reads.read(request)
+
+        return await self._answered(context, answer)
+
+    async def Last(self, request: pb.TopicLastRequest, context: Call) -> pb.TopicLastReply:
+        """Answer which message is the last of a key."""
+
+        async def answer(session: LoginSession | None) -> pb.TopicLastReply:
+            await require(session, CONSUME, check_name(request.topic))
+            return await last(self._group, request)
 
         return await self._answered(context, answer)
 

@@ -23,6 +23,7 @@ from cluster.rpc.served import ServedStream, ServedStreams
 from cluster.topics.entries import number_of, part_id
 from pixiu.errors import InvalidArgument, NotLeader, PixiuError, Unavailable
 from pixiu.rpc.duplex import Served
+from pixiu.wire.block import Flag
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic import events as ev
 from topic.clients.deliveries import delivery
@@ -155,6 +156,10 @@ class MemberStream:
                 return
             stamp, block = found
             high = min(run.high, stamp.base + block.count)
+            if block.flags & Flag.HOLE:  # compaction has removed it since the core gave it
+                self._loading = True
+                self._members.spawn(self._pass_over(part, run, high))
+                return
             made = delivery(number_of(part), stamp, block, run.low, high, run.attempts)
             self._reply.deliveries.append(made)
             self._answers = True
@@ -168,6 +173,14 @@ class MemberStream:
             self._waiting[0] = part, run._replace(low=done)
         else:
             self._waiting.popleft()
+
+    async def _pass_over(self, part: int, run: ev.Run, high: int) -> None:
+        """Report what compaction has removed: it counts as acknowledged."""
+        self._loading = False
+        if self._waiting and self._waiting[0] == (part, run):
+            self._rest(part, run, high)
+            self._members.group.step(ev.Reported(self.number, OWN, part, acknowledged=[(run.low, high)]))
+        self.served.changed()
 
     async def _load(self, part: int, run: ev.Run) -> None:
         gap = await self._members.group.reader.load(part, run.low)

@@ -66,14 +66,14 @@ class Lanes:
         """Dead letters whose slots are not looked up yet."""
         self._again_below = 0
         """Offsets below which some were looked at before, and may be taken."""
-        self._lost = progress.lost
+        self._removed = progress.removed
         self.skipped = Skipped()
         self.left = False
 
     def take(self, tag: str, limit: int, sharers: int, end: int, now: float) -> list[Run]:
         """See `Ready`: whole batches of lanes."""
-        if self._lost != self._progress.lost:
-            self._forget_lost()
+        if self._removed != self._progress.removed:
+            self._forget_removed()
         all_read = True
         if self._resent or self._next < end:
             all_read = self._read(end, now)
@@ -214,9 +214,9 @@ class Lanes:
                 turn = self._turns[tag] = deque()
             turn.append(slot)
 
-    def _forget_lost(self) -> None:
-        """Retention dropped some, or nobody can read them."""
-        self._lost = self._progress.lost
+    def _forget_removed(self) -> None:
+        """Retention dropped some, nobody can read them, or they were superseded."""
+        self._removed = self._progress.removed
         for lane in self._lanes.values():
             gone = [offset for offset in lane.waiting if not self._progress.is_open(offset)]
             for offset in gone:

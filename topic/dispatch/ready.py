@@ -110,7 +110,7 @@ class AnyOrder:
         now: the same moment, monotonic seconds.
     """
 
-    __slots__ = ("_backlog", "_held", "_lost", "_next", "_parked", "_progress", "_sorter", "_waiting", "left", "skipped")
+    __slots__ = ("_backlog", "_held", "_next", "_parked", "_progress", "_removed", "_sorter", "_waiting", "left", "skipped")
 
     def __init__(self, progress: Progress, sorter: Sorter, clock_us: int, now: float) -> None:
         self._progress, self._sorter = progress, sorter
@@ -128,7 +128,7 @@ class AnyOrder:
                 held.append((low, high))
         self._held = sorted(held, reverse=True)
         """Of them, those that the part's reading passes over, the first at the end."""
-        self._lost = progress.lost
+        self._removed = progress.removed
         self.skipped = Skipped()
         self.left = False
 
@@ -139,8 +139,8 @@ class AnyOrder:
             limit = min(limit, max(-((self._next - end) // sharers), -(-parked // sharers), 1))
         if self._waiting.count and self._waiting.next_deadline() <= now:
             self.wake(now)
-        if self._lost != self._progress.lost:
-            self._forget_lost()
+        if self._removed != self._progress.removed:
+            self._forget_removed()
         found, ready, looked, self.left = list[Run](), self._parked.get(tag), 0, True
         plain = self._sorter.plain
         while limit > 0:
@@ -250,9 +250,9 @@ class AnyOrder:
             else:
                 parked.append(Run(at, high, 1))
 
-    def _forget_lost(self) -> None:
-        """Retention dropped some, or nobody can read them."""
-        self._lost = self._progress.lost
+    def _forget_removed(self) -> None:
+        """Retention dropped some, nobody can read them, or they were superseded."""
+        self._removed = self._progress.removed
         for tag, parked in self._parked.items():
             self._parked[tag] = deque(run for each in parked for run in self._left_of(each))
         self._backlog = [run for low, high in self._backlog for run in reversed(list(self._progress.open_in(low, high)))]

@@ -108,7 +108,7 @@ class Sorter:
 
     def _marks(self) -> int:
         """Flags of messages that are not simply for anybody."""
-        wants, marks = self._wants, Flag.DELIVER_AT | Flag.EXPIRES
+        wants, marks = self._wants, Flag.DELIVER_AT | Flag.EXPIRES | Flag.HOLE
         if wants.tags or not self._fold:
             marks |= Flag.TAG
         return marks if wants.load_test is LoadTest.PASS else marks | Flag.LOAD_TEST
@@ -123,7 +123,7 @@ class Sorter:
 
     def _sorted(self, stamp: Stamp, block: Block, low: int, high: int, now: float) -> list[Sorted]:
         wants, only = self._wants, self._wants.load_test is LoadTest.ONLY
-        if only and not block.flags & Flag.LOAD_TEST:
+        if block.flags & Flag.HOLE or (only and not block.flags & Flag.LOAD_TEST):
             return [Sorted(low, high, SKIP)]
         base, found = stamp.base, list[Sorted]()
         marks = block.flags & self._marks()

@@ -54,6 +54,8 @@ class Progress:
     """Dead letters that were dropped by the limit."""
     lost: int = 0
     """Messages that retention dropped, or that no replica can read, before the channel had acknowledged them."""
+    removed: int = 0
+    """Rises when messages count as acknowledged that nobody has acknowledged. Not stored."""
 
     def settle(self, settlement: Settlement, end: int, at_us: int) -> Changes:
         """Take a settlement; what lies at or beyond `end` is ignored, and what is acknowledged stays so."""
@@ -112,12 +114,26 @@ class Progress:
     def lose(self, low: int, high: int) -> Changes:
         """Nobody can read [low, high): what is not acknowledged there is lost to the channel, and counted."""
         self.lost += self.acks.missing_in(low, high) + self._resent_in(low, high)
+        self.removed += 1
         offsets = list[int]()
         return Changes(self._acknowledge(low, high, offsets), offsets)
+
+    def compact(self, ranges: Sequence[tuple[int, int]]) -> Changes:
+        """Messages were superseded: they count as acknowledged, and are no dead letters any more."""
+        chunks, offsets = set[int](), list[int]()
+        for low, high in ranges:
+            chunks |= self._acknowledge(low, high, offsets)
+            some = range(low, high) if high - low <= len(self.dead) else list(self.dead)
+            for offset in some:
+                if low <= offset < high and self.dead.pop(offset, None) is not None:
+                    offsets.append(offset)
+        self.removed += 1
+        return Changes(chunks, offsets)
 
     def trim(self, first: int) -> Changes:
         """Retention dropped everything below an offset: what was not acknowledged there is lost to the channel, and counted."""
         self.lost += self.acks.missing_in(self.acks.floor, first) + self._resent_in(0, first)
+        self.removed += 1
         offsets = [offset for offset in (*self.waiting, *self.dead) if offset < first]
         for offset in offsets:
             self.waiting.pop(offset, None)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 from cluster.replication.model import CLOCK, Entry, EntryKind
 from cluster.topics import entries as en
-from pixiu.wire.block import Block, Stamp
+from pixiu.wire.block import Block, Flag, Stamp
 from topic.state import rows
 from topic.state.channels import Changes, Progress
 from topic.state.parts import Appended, Part, Verdict
@@ -38,6 +38,9 @@ class Blocks(Protocol):
 
     def trim(self, part: int, first: int) -> None:
         """Allow everything below an offset to be removed."""
+
+    def compact(self, part: int, ranges: list[tuple[int, int]], digests: Sequence[bytes]) -> None:
+        """Messages are superseded, and may be removed; deleted keys are to be forgotten."""
 
     def drop(self, part: int) -> None:
         """A part is no more: all of it may be removed."""
@@ -115,6 +118,12 @@ class State(Tables):
         found, progress = self.parts.get(part), self.progress.get((channel, part))
         return found is not None and progress is not None and found.sealed and progress.acks.floor >= found.end
 
+    def acknowledged(self, part: int) -> int:
+        """The offset below which every channel of the topic has acknowledged all of a part; 0 without a channel. What waits for
+        another delivery and dead letters are not acknowledged."""
+        found = [self.progress[channel.channel, part] for channel in self.channels_of(en.topic_of(part))]
+        return min((min([each.acks.floor, *each.waiting, *each.dead]) for each in found), default=0)
+
     def take_news(self) -> list[int]:
         """The topics of which parts or channels came, went or changed since the last call."""
         found = list(self._news)
@@ -153,6 +162,8 @@ class State(Tables):
                 return self._trim(*en.decode_trim(payload))
             case en.LOST:
                 return self._lose(*en.decode_lost(payload))
+            case en.COMPACT:
+                return self._compact(en.Compaction.decode(payload))
             case en.DROP:
                 return self._drop(en.decode_drop(payload))
             case en.SEEK:
@@ -335,6 +346,20 @@ class State(Tables):
             return Done(False, f"the part ends at {part.end}; [{low}, {high}) is not in it")
         for channel in self.channels_of(en.topic_of(number)):
             self._progressed(channel.channel, number, self.progress[channel.channel, number].lose(low, high))
+        return OK
+
+    def _compact(self, found: en.Compaction) -> Done:
+        """What is removed counts as acknowledged by every channel: nobody misses it."""
+        part = self.parts.get(found.part)
+        if part is None:
+            return Done(False, _no_part(found.part))
+        if not found.ranges or found.ranges[-1][1] > part.end:
+            return Done(False, f"the part ends at {part.end}, and the last offset to be removed is not in it")
+        part.flags |= Flag.HOLE
+        self._change(Kind.PART, part.part)
+        for channel in self.channels_of(en.topic_of(part.part)):
+            self._progressed(channel.channel, part.part, self.progress[channel.channel, part.part].compact(found.ranges))
+        self._blocks.compact(part.part, list(found.ranges), found.digests)
         return OK
 
     # --- channels

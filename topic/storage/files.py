@@ -48,6 +48,9 @@ class Files(Protocol):
     def truncate(self, path: str, size: int) -> None:
         """Cut a file to a size. Raises DiskFailed."""
 
+    def rename(self, path: str, to: str) -> None:
+        """Give a file the name of another one, which is gone then. Raises DiskFailed."""
+
     def remove(self, path: str) -> None:
         """Remove a file; it may be gone."""
 
@@ -128,6 +131,13 @@ class DiskFiles:
         """See `Files`."""
         with self._telling(path), self._opened(path) as descriptor:
             os.ftruncate(descriptor, size)
+
+    def rename(self, path: str, to: str) -> None:
+        """See `Files`."""
+        self._close(path)
+        with self._telling(to):
+            (self.root / path).replace(self.root / to)
+        self._close(to)
 
     def remove(self, path: str) -> None:
         """See `Files`. Raises DiskFailed."""

@@ -20,6 +20,7 @@ from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged
 from topic.state.state import State
 from topic.storage import folder as folders
 from topic.storage.check import damaged_of
+from topic.storage.compacting import write_copy
 from topic.storage.files import DiskFiles
 from topic.storage.lmdb_table import LmdbTable
 from topic.storage.part_log import write_patch
@@ -62,6 +63,8 @@ class Machine:
         self.full = ""
         """Why the last write failed for lack of space; empty: it did not."""
         self.flushes = 0
+        self.compacted_bytes = 0
+        """Bytes by which compaction has made files smaller."""
         self.opened = False
         self._writing = asyncio.Lock()
         """Held while the store is written, copied, replaced or closed."""
@@ -172,15 +175,32 @@ class Machine:
                 async with asyncio.timeout(RETRY_S if self.full else self._interval_s):
                     await self._wake.wait()
             self._wake.clear()
-            if self.applied == self.flushed:
-                continue
             try:
-                await self.flush()
+                if self.applied != self.flushed:
+                    await self.flush()
+                await self.compact()
             except DiskFull:
                 continue
             except PixiuError as failed:
                 self._on_failed(failed)
                 return
+
+    async def compact(self) -> None:
+        """Remove from closed files what COMPACT entries have named, one file after the other: flushes go on between them. Raises
+        DiskFull, DiskFailed."""
+        while True:
+            async with self._writing:
+                store = self.store
+                job = next(store.compacting.jobs(store.logs), None)
+                if job is None:
+                    return
+                size = await to_its_end(asyncio.to_thread(write_copy, store.files, job))
+                if size < 0:
+                    store.compacting.unreadable(job)
+                elif store.take_copy(job, size):
+                    await to_its_end(asyncio.to_thread(store.files.sync_folder, job.log.folder))
+                    store.compacting.forget(job.part, job.segment.base, job.segment.end)
+                    self.compacted_bytes += job.segment.size - size
 
     async def mend(self, part: int, blocks: Sequence[Stored]) -> bool:
         """Write blocks of another replica in place of a gap. Returns False if they do not fit there. Raises DiskFull,
@@ -194,6 +214,7 @@ class Machine:
             if not await to_its_end(asyncio.to_thread(write_patch, store.files, patch)):
                 return False
             log.patched(patch)
+            store.compacting.mended()
             return True
 
     # --- snapshots

@@ -295,6 +295,12 @@ class PartLog:
         later = [each.base for each in self.segments if each.base > offset]
         return Gap(offset, min([*later, *(stamp.base for stamp, _, _ in self._tail if stamp.base > offset), self.end]))
 
+    def begin_of(self, offset: int) -> int:
+        """The first offset of the block that has or had an offset, if that can be told. May be called in a thread."""
+        segment = self.segment_at(offset)
+        block = block_at(self._files, segment, offset) if segment is not None else None
+        return block.base if block is not None else offset
+
     # --- by time and size
 
     def offset_at(self, at_us: int) -> int:
@@ -306,12 +312,13 @@ class PartLog:
             segment.survey(self._files)
             found = segment.offset_at(at_us - 1)
         while found < self.end:
+            segments = self.segments
             for each in self.read(found, READ_BYTES):
                 if isinstance(each, Stored):
                     if each.stamp.at_us >= at_us:
                         return each.stamp.base
                     found = each.stamp.base + each.block.count
-                else:
+                elif self.segments is segments:  # else compaction has put another file in the place of one: read again
                     found = each.high
         return self.end
 
@@ -329,6 +336,10 @@ class PartLog:
             else:
                 high = middle
         return low
+
+    def first_of(self, offset: int) -> int:
+        """The lowest offset of the segment that holds an offset, or of the last segment: those before it may go."""
+        return max((segment.base for segment in self.segments if segment.base <= offset), default=0)
 
     def expired(self, before_us: int, max_bytes: int) -> int:
         """The offset below which retention may drop everything: whole segments of which the last block is older than a time, and

@@ -56,15 +56,17 @@ class Reader:
         if log is None or offset >= log.end:
             return Gap(offset, offset)
         self.loads += 1
-        segment = log.segment_at(offset)
-        if segment is not None:
-            store.keep(part, await asyncio.to_thread(read_segment, store.files, segment, offset, READ_AHEAD_BYTES))
-        if store.find(part, offset) is not None:
-            return None
-        return await self._gap(part, log, offset)
+        while True:
+            segment = log.segment_at(offset)
+            if segment is not None:
+                store.keep(part, await asyncio.to_thread(read_segment, store.files, segment, offset, READ_AHEAD_BYTES))
+            if store.find(part, offset) is not None:
+                return None
+            gap = await asyncio.to_thread(log.gap_at, offset)
+            if log.segment_at(offset) is segment:  # else compaction has put another file in its place meanwhile
+                return self._gap(part, log, offset, gap)
 
-    async def _gap(self, part: int, log: PartLog, offset: int) -> Gap | None:
-        gap = await asyncio.to_thread(log.gap_at, offset)
+    def _gap(self, part: int, log: PartLog, offset: int, gap: Gap) -> Gap | None:
         store = self._store()
         if store.logs.get(part) is not log or store.find(part, offset) is not None:
             return None

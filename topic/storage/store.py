@@ -21,10 +21,12 @@ from typing import Final, Protocol
 
 from cluster.replication.model import Entry
 from cluster.topics.entries import number_of, part_id, topic_of
-from pixiu.wire.block import Block, Stamp
+from pixiu.wire.block import Block, Flag, Stamp
 from topic.state.state import State
 from topic.storage.cache import Blocks
+from topic.storage.compacting import REMOVED_KEY, Compacting, Job, remove_copies, take_copy
 from topic.storage.files import Files
+from topic.storage.keys import KeyIndex, Rows
 from topic.storage.part_log import SEGMENT_BYTES, Last, PartLog, Writing, sync_part, write_part
 from topic.storage.segment import Gap, Stored
 
@@ -41,11 +43,11 @@ _U64: Final = struct.Struct(">Q")
 _LAST: Final = struct.Struct("<QQ")
 
 
-class Table(Protocol):
+class Table(Rows, Protocol):
     """Rows with the position that they are of."""
 
     def read(self) -> tuple[Mapping[bytes, bytes], int, int]:
-        """All rows, `applied` and the log's clock; of an empty table 0 and 0."""
+        """All rows but those of the index of keys, `applied` and the log's clock; of an empty table 0 and 0."""
 
     def write(self, changes: Sequence[tuple[bytes, bytes | None]], applied: int, clock_us: int) -> None:
         """Put and delete rows in one transaction, durable when this returns. Raises DiskFull, DiskFailed: nothing has changed."""
@@ -58,6 +60,9 @@ class Flush:
     applied: int
     clock_us: int
     rows: Sequence[tuple[bytes, bytes | None]]
+    """Those of the state first."""
+    unsaved: int
+    """Number of these."""
     lasts: Sequence[tuple[bytes, bytes | None]]
     """Rows of the last files of parts."""
     parts: Mapping[int, Writing]
@@ -65,6 +70,8 @@ class Flush:
     """Part → lowest offset that is kept, of all parts."""
     dropped: Sequence[int]
     """Parts that are no more."""
+    swept: Mapping[int, int]
+    """Compacted part → lowest offset that is kept, of those that were trimmed."""
 
 
 @dataclass(slots=True)
@@ -101,6 +108,10 @@ class Store:
         """Rows that are not in the table yet."""
         self._dropped: list[int] = []
         """Parts whose files go when the table no longer has them."""
+        self.keys = KeyIndex(table)
+        self.compacting = Compacting()
+        self._swept: dict[int, int] = {}
+        """Compacted part → offset below which its keys are out of the index."""
 
     def open(self) -> None:
         """Read what is there. Raises StateDamaged, DiskFull, DiskFailed."""
@@ -111,13 +122,16 @@ class Store:
             if _part_in(name) not in self.state.parts:
                 self.files.remove_folder(f"{FOLDER}/{name}")
         for part in self.state.parts.values():
+            remove_copies(self.files, self.log_of(part.part).folder)
             self.log_of(part.part).open(part.first, part.end, lasts.get(part.part, NO_FILE))
 
     def load(self) -> dict[int, Last]:
         """Read the table into the state. Returns the last file of each part that has any. Raises StateDamaged."""
         found, applied, clock_us = self._table.read()
         lasts = {_U64.unpack_from(key, 1)[0]: Last(*_LAST.unpack(value)) for key, value in found.items() if key[:1] == LAST_KEY}
-        self.state.load({key: value for key, value in found.items() if key[:1] != LAST_KEY}, applied, clock_us)
+        self.compacting.load({key: value for key, value in found.items() if key[:1] == REMOVED_KEY})
+        rows = {key: value for key, value in found.items() if key[:1] not in (LAST_KEY, REMOVED_KEY)}
+        self.state.load(rows, applied, clock_us)
         return lasts
 
     def log_of(self, part: int) -> PartLog:
@@ -132,15 +146,31 @@ class Store:
 
     def append(self, part: int, stamp: Stamp, block: bytes, count: int) -> None:
         """See `Blocks`."""
+        checked = Block.checked(block)
+        if checked.flags & Flag.KEY and self.is_compacted(part):
+            self.keys.note(part, stamp.base, checked)
         if self.log_of(part).append(stamp, block, count):
-            self.cache.put(part, stamp, Block.checked(block))
+            self.cache.put(part, stamp, checked)
             self.tail_bytes += len(block)
 
     def trim(self, part: int, first: int) -> None:
         """See `Blocks`. Segments go at the next flush, when the table has the new beginning."""
 
+    def compact(self, part: int, ranges: list[tuple[int, int]], digests: Sequence[bytes]) -> None:
+        """See `Blocks`. Files are copied without them after the next flush."""
+        self.keys.forget(part, digests, ranges)
+        self.compacting.add(part, ranges)
+
+    def is_compacted(self, part: int) -> bool:
+        """True if the last message of each key of a part is known."""
+        topic = self.state.topics.get(topic_of(part))
+        return topic is not None and topic.compact > 0
+
     def drop(self, part: int) -> None:
         """See `Blocks`."""
+        self.keys.drop(part)
+        self.compacting.forget(part)
+        self._swept.pop(part, None)
         log = self.logs.pop(part, None)
         if log is not None:
             self.tail_bytes -= log.tail_bytes
@@ -168,14 +198,28 @@ class Store:
         parts = {part: writing for part, log in self.logs.items() if (writing := log.freeze())}
         lasts = [(_last_key(part), _LAST.pack(*writing.last)) for part, writing in parts.items() if writing.runs]
         gone = [(_last_key(part), None) for part in self._dropped if part not in self.logs]
-        rows = list(self._unsaved)
-        return Flush(self.state.applied, self.state.clock_us, rows, [*lasts, *gone], parts, firsts, list(self._dropped))
+        self._unsaved += self.compacting.rows()
+        rows = [*self._unsaved, *self.keys.freeze()]
+        swept = {part: first for part, first in firsts.items() if self._swept.get(part, 0) < first and self.is_compacted(part)}
+        return Flush(
+            self.state.applied,
+            self.state.clock_us,
+            rows,
+            len(self._unsaved),
+            [*lasts, *gone],
+            parts,
+            firsts,
+            list(self._dropped),
+            swept,
+        )
 
     def write(self, flush: Flush) -> None:
         """Make it durable; may be called in a thread. Raises DiskFull, DiskFailed: it can be done again, with what came since."""
         for writing in flush.parts.values():
             write_part(self.files, writing)
         self._sync(list(flush.parts.values()))
+        for part, first in {**flush.swept, **dict.fromkeys(flush.dropped, 1 << 62)}.items():
+            self.keys.sweep(part, first)  # a crash leaves a table that still has the entry to apply
         self._table.write([*flush.rows, *flush.lasts], flush.applied, flush.clock_us)
 
     def _sync(self, parts: Sequence[Writing]) -> None:
@@ -189,7 +233,9 @@ class Store:
 
     def finish(self, flush: Flush) -> Gone:
         """Take over what is durable. Returns the files that can go."""
-        del self._unsaved[: len(flush.rows)]
+        del self._unsaved[: flush.unsaved]
+        self.keys.written(flush.dropped)
+        self._swept |= {part: first for part, first in flush.swept.items() if part in self.logs}
         self.flushed = flush.applied
         gone = Gone()
         for part, writing in flush.parts.items():
@@ -209,6 +255,13 @@ class Store:
             self.files.remove(path)
         for folder in gone.folders:
             self.files.remove_folder(folder)
+
+    def take_copy(self, job: Job, size: int) -> bool:
+        """Have the copy of a file in its place, and nothing of the old one in memory; see `take_copy`."""
+        if self.logs.get(job.part) is not job.log or not take_copy(self.files, job, size):
+            return False
+        self.cache.drop(job.part)
+        return True
 
     # --- reading
 

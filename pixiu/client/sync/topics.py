@@ -234,6 +234,7 @@ class SyncDurableTopic(Twin[DurableTopic]):
     writer = here_as(SyncTopicWriter, DurableTopic.writer)
     channel = in_loop_as(SyncChannelMember, DurableTopic.channel)
     reader = in_loop_as(SyncTopicReader, DurableTopic.reader)
+    last = blocking(DurableTopic.last)
     describe = blocking(DurableTopic.describe)
 
     @property

@@ -73,11 +73,8 @@ def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
         raise no_such_option(unknown, TopicSendOptions.__annotations__)
     if not isinstance(body, bytes | bytearray | memoryview):
         raise InvalidArgument(f"a message's body is bytes, not {type(body).__name__}; encode text: body.encode()")
-    key, slot, progress = options.get("key"), options.get("slot"), options.get("progress", 0)
-    if isinstance(key, str):
-        key = key.encode()
-    if not isinstance(key, bytes | None):
-        raise InvalidArgument(f"a key is bytes or text, not {type(key).__name__}; str(key) makes a text")
+    slot, progress, key = options.get("slot"), options.get("progress", 0), options.get("key")
+    key = None if key is None else key_of(key)
     if slot is not None and not is_within(slot, 0, SLOTS - 1):
         raise InvalidArgument(f"a slot is from 0 to {SLOTS - 1}, not {slot!r}")
     if not is_within(progress, 0, MAX_PROGRESS):
@@ -99,6 +96,15 @@ def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
             "send a reference to the content instead"
         )
     return found
+
+
+def key_of(key: bytes | str) -> bytes:
+    """A key as bytes. Raises `InvalidArgument`."""
+    if isinstance(key, str):
+        return key.encode()
+    if not isinstance(key, bytes):
+        raise InvalidArgument(f"a key is bytes or text, not {type(key).__name__}; str(key) makes a text")
+    return key
 
 
 def headers_of(headers: Mapping[str, str | bytes]) -> list[tuple[str, bytes]]:

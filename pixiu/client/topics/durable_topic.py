@@ -18,8 +18,10 @@ from typing import Final, Literal, Unpack
 from pixiu.client.send.early import EarlySends
 from pixiu.client.timeouts import within
 from pixiu.client.topics.drafts import TopicSendOptions, check_count, check_name, draft
+from pixiu.client.topics.reading.last import last
 from pixiu.client.topics.reading.member import ChannelMember, Joining
 from pixiu.client.topics.reading.reader import Start, TopicGap, TopicReader
+from pixiu.client.topics.reading.received import TopicMessage
 from pixiu.client.topics.surroundings import TopicContext
 from pixiu.client.topics.topic_admin import Filter, TopicInfo, Topics, filter_of
 from pixiu.client.topics.topic_directory import TopicDirectory
@@ -254,6 +256,18 @@ class DurableTopic:
             load_test: "block": messages of load tests do not come; "pass": they do; "only": nothing else does.
         """
         return TopicReader(self._client.around, self.name, start, slots, on_gap, load_test_of(load_test))
+
+    async def last(self, key: str | bytes, *, slot: int | None = None) -> TopicMessage | None:
+        """Read the last message of a key, in a topic that is compacted; None: there is none, or the key was deleted by a message
+        without a body.
+
+        Args:
+            key: of the message.
+            slot: that of its messages, if their writers named one.
+
+        Raises `InvalidArgument` if the topic is not compacted.
+        """
+        return await last(self._client.around, self.name, key, slot)
 
     async def describe(self) -> TopicInfo:
         """Describe the topic: its parts, channels and settings. Raises `UnknownTopic`."""

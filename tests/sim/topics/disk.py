@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pixiu.errors import DiskFailed, MalformedData, PixiuError
 from tests.sim.power_cut.disk import Disk, File, Folder, Left
 from tests.sim.power_cut.recorder import Kind, Operation
+from topic.storage.keys import KEY, Sweep
 
 
 class MemoryFiles:
@@ -85,6 +86,11 @@ class MemoryFiles:
         self.count()
         self._file(path).do(size)
 
+    def rename(self, path: str, to: str) -> None:
+        self._inode += 1
+        self.operations += 1
+        self.disk.do(Operation(Kind.RENAMED, self._inode, 0, path, to, b""))
+
     def remove(self, path: str) -> None:
         self._do(Kind.UNLINKED, path)
 
@@ -115,7 +121,14 @@ class MemoryTable:
         """Called before a transaction; what it raises is what the disk says."""
 
     def read(self) -> tuple[Mapping[bytes, bytes], int, int]:
-        return self.rows, *self.position
+        return {key: value for key, value in self.rows.items() if key[:1] != KEY}, *self.position
+
+    def get(self, key: bytes) -> bytes | None:
+        return self.rows.get(key)
+
+    def sweep(self, prefix: bytes, goes: Sweep) -> None:
+        for key in [key for key, value in self.rows.items() if key.startswith(prefix) and goes(value)]:
+            del self.rows[key]
 
     def write(self, changes: Sequence[tuple[bytes, bytes | None]], applied: int, clock_us: int) -> None:
         self.before()

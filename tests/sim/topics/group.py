@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cluster.core.contract import END_OF_TURN, TICK
@@ -103,6 +103,9 @@ class Group(World):
         pass
 
     def trim(self, part: int, first: int) -> None:
+        pass
+
+    def compact(self, part: int, ranges: list[tuple[int, int]], digests: Sequence[bytes]) -> None:
         pass
 
     def drop(self, part: int) -> None:

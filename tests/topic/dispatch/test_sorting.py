@@ -13,6 +13,7 @@ from tests.topic.builders import CHANNEL, PART, TOPIC, said
 from tests.topic.dispatch.test_dispatcher import Bench
 from topic.dispatch import dispatcher, ready
 from topic.events import LoadTest
+from topic.storage.compacting import write_copy
 
 EU = '[{"header": "region", "equal": "eu"}]'
 
@@ -59,6 +60,37 @@ def test_an_expression_chooses_and_messages_without_a_value_are_counted() -> Non
     assert bench.tick(dispatcher.SKIPPED_S) == [Settlement(CHANNEL, PART, [(1, 5)])]
     view = bench.dispatcher.describe(bench.log.store.state.parts[PART])
     assert view.filter_errors == 2  # the last one has no bytes of the header, and is not looked at
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_compaction_has_removed_is_acknowledged_and_not_given(ordered: bool) -> None:
+    bench = Sorting({}, {}, {}, {}, {}, ordered=ordered)
+    store = bench.log.store
+    store.flush()
+    bench.log.apply(en.COMPACT, en.Compaction(PART, [(0, 2), (3, 4)]).encode())
+    bench.say({})
+    store.flush()
+    store.logs[PART].roll()
+    bench.say({})
+    store.flush()
+    (job,) = store.compacting.jobs(store.logs)
+    assert store.take_copy(job, write_copy(store.files, job))
+    bench.log.apply(en.SEEK, en.encode_seek(CHANNEL, PART, 0))
+    bench.again(0.0)
+    bench.join(1)
+    assert bench.pump() == [(1, [2, 4, 5, 6])]
+    assert bench.tick(dispatcher.SKIPPED_S) == [Settlement(CHANNEL, PART, [(0, 2), (3, 4)])]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_was_looked_at_and_is_removed_then_is_not_given(ordered: bool) -> None:
+    bench = Sorting(*[{"tag": "t"}] * 4, ordered=ordered)
+    bench.join(1, credit=1, tag="t")
+    assert bench.pump() == [(1, [0])]
+    bench.log.apply(en.COMPACT, en.Compaction(PART, [(1, 3)]).encode())
+    bench.commit(bench.report(1, 0))
+    bench.dispatcher.wake(PART)
+    assert bench.pump() == [(1, [3])]
 
 
 def test_many_unwanted_messages_are_acknowledged_at_once_and_all_in_a_sealed_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from pixiu.client.topics.surroundings import TopicContext, ask_leader
 from pixiu.client.topics.topic_map import TopicMap
 from pixiu.errors import InvalidArgument, MalformedData, NotConnected, PixiuError, Unavailable, UnknownTopic
 from pixiu.rpc.backoff import Backoff
-from pixiu.wire.block import HEAD_BYTES, INDEX_BYTES, STAMP, STAMP_BYTES, parse_stored, stored_size
+from pixiu.wire.block import HEAD_BYTES, INDEX_BYTES, STAMP, STAMP_BYTES, Flag, parse_stored, stored_size
 from pixiu.wire.v1 import topic_pb2
 
 WAIT_MS: Final = 10_000
@@ -325,6 +325,9 @@ class TopicReader:
                 stamp, block = parse_stored(data[at : at + size])
             except MalformedData as problem:
                 raise Unavailable(f"a block of part {part} of {self._name} was damaged on the way: {problem}") from None
+            if block.flags & Flag.HOLE:
+                at += size
+                continue
             origin = Origin(self._name, part, stamp.at_us, stamp.sender, block.writer)
             begin = HEAD_BYTES + INDEX_BYTES * block.count
             before = begin
