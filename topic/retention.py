@@ -1,4 +1,4 @@
-"""Retention: which segments of which parts may go, by age, by size, and since all channels have acknowledged them; the entries for it.
+"""Retention: which segments of which parts may go, by age, by size, or as all channels have acknowledged them.
 
 Source: docs/topics.md, "How it is stored".
 """

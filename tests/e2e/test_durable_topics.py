@@ -8,6 +8,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,44 @@ async def test_marked_messages_come_to_members_and_readers_that_ask_for_them(clu
                     message = await anext(messages)
                     assert (message.body, message.load_test) == (body, body == b"load")
                     assert await message.ack()
+
+
+async def test_the_last_message_of_a_key_is_found_through_resizes_and_a_new_leader(cluster: LocalCluster) -> None:
+    async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target) as px:
+        await px.topics.create("profiles", parts=2, compact=timedelta(hours=1))
+        topic = px.durable_topic("profiles")
+        model = dict[str, bytes]()
+
+        async def say(*keys: str, body: bytes) -> None:
+            for key in keys:
+                await topic.send(body, key=key)
+                model[key] = body
+
+        async def check() -> None:
+            for key, body in model.items():
+                found = await topic.last(key)
+                assert (None if found is None else found.body) == (body or None)
+            assert await topic.last("nobody") is None
+
+        keys = [f"user-{number}" for number in range(12)]
+        await say(*keys, body=b"1")
+        await say(*keys[:4], body=b"2")
+        await say(keys[4], body=b"")
+        await check()
+        await px.topics.resize("profiles", [1], bounds=[16_384])
+        await say(*keys[::3], body=b"3")
+        await say(keys[5], body=b"")
+        await check()
+        await px.topics.resize("profiles", [2, 4], groups=[0])
+        await say(*keys[::5], body=b"4")
+        await check()
+        part = (await topic.describe()).open_parts[0]
+        leader = await asyncio.to_thread(leader_of, cluster, part.group)
+        os.kill(int(leader["pid"]), signal.SIGKILL)
+        await check()
+        with pytest.raises(pixiu.InvalidArgument, match="not compacted"):
+            await px.topics.create("plain")
+            await px.durable_topic("plain").last("a")
 
 
 async def test_a_topic_that_is_not_there_names_the_command_that_creates_it(cluster: LocalCluster) -> None:

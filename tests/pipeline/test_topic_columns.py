@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.topics.columns import TYPES, arrow_schema, columns_of, record_batch, spark_schema
 from pixiu.errors import InvalidArgument, MalformedData
-from pixiu.wire.block import STAMP_BYTES, Message, Stamp, encode, stamped
+from pixiu.wire.block import STAMP_BYTES, Message, Stamp, encode, hole, stamped
 
 U64 = st.integers(0, (1 << 64) - 1)
 TIMES = st.none() | st.integers(0, 250_000_000_000_000_000)
@@ -29,7 +29,9 @@ messages = st.builds(
     load_test=st.booleans(),
 )
 plain = st.binary(max_size=40).map(lambda body: Message(body, len(body)))
-blocks = st.lists(st.tuples(st.lists(messages | plain, min_size=1, max_size=6), U64, U64), max_size=4)
+holes = st.integers(1, 5)
+"""Offsets whose messages compaction has removed."""
+blocks = st.lists(st.tuples(st.lists(messages | plain, min_size=1, max_size=6), U64, U64) | holes, max_size=5)
 
 
 def signed(number: int) -> int:
@@ -41,9 +43,14 @@ def moment(us: int | None) -> datetime.datetime | None:
 
 
 @given(blocks=blocks, begin=st.integers(0, 20), count=st.integers(0, 30), at=st.integers(0, 4_000_000_000_000_000))
-def test_every_field_is_in_its_column(blocks: list[tuple[list[Message], int, int]], begin: int, count: int, at: int) -> None:
+def test_every_field_is_in_its_column(blocks: list[tuple[list[Message], int, int] | int], begin: int, count: int, at: int) -> None:
     data, rows, base = b"", list[dict[str, Any]](), 3
-    for found, writer, sender in blocks:
+    for each in blocks:
+        if isinstance(each, int):
+            data += stamped(hole(7, 5, each), Stamp(base, at, 0))
+            base += each
+            continue
+        found, writer, sender = each
         block = encode(found, topic=7, part=5, writer=writer, first=1)
         data += stamped(block, Stamp(base, at, sender))
         for message in found:

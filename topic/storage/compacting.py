@@ -13,13 +13,13 @@ Source: docs/topics.md, "Compaction".
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from topic.storage.cutting import cut, joined, within, without
 from topic.storage.files import Files
 from topic.storage.part_log import PartLog
-from topic.storage.segment import Segment, Stored, blocks_of
+from topic.storage.segment import Segment, Stored, blocks_of, heads_of
 
 REMOVED_KEY: Final = b"\2"
 """First byte of the keys of rows that are this replica's own: u64 part → ranges of offsets that are to go from its files."""
@@ -131,6 +131,41 @@ def write_copy(files: Files, job: Job) -> int:
         return -1
     files.sync(job.copy)
     return size + took
+
+
+def write_spliced(files: Files, job: Job, blocks: Sequence[Stored]) -> int:
+    """Write and sync a copy of a file in which these blocks, which follow each other, are in the place of what cannot be read
+    there, however many bytes that has; to be called in a thread. Returns its size; -1: they do not fit. Raises DiskFull, DiskFailed."""
+    segment, low, high = job.segment, blocks[0].stamp.base, blocks[-1].stamp.base + blocks[-1].block.count
+    place, at, reached, behind = 0, 0, segment.base, segment.size if high == segment.end else -1
+    for stamp, count, size in heads_of(files, segment.path, segment.base):
+        if stamp.base >= high:
+            behind = at if stamp.base == high else behind
+            break
+        at += size
+        if stamp.base < low:
+            place, reached = at, stamp.base + count
+    mark = segment.next_mark(blocks[-1].stamp.base)
+    if behind < 0 and mark is not None and mark.base == high:
+        behind = mark.place
+    if reached != low or behind < 0:
+        return -1
+    files.create(job.copy)
+    written = _copy(files, segment.path, job.copy, (0, place), 0)
+    data = b"".join(each.data for each in blocks)
+    files.write(job.copy, written, data)
+    written = _copy(files, segment.path, job.copy, (behind, segment.size), written + len(data))
+    files.sync(job.copy)
+    return written
+
+
+def _copy(files: Files, path: str, to: str, span: tuple[int, int], place: int) -> int:
+    """Copy some bytes of a file; returns the place behind them."""
+    for at in range(*span, WRITE_BYTES):
+        data = files.read(path, at, min(WRITE_BYTES, span[1] - at))
+        files.write(to, place, data)
+        place += len(data)
+    return place
 
 
 def take_copy(files: Files, job: Job, size: int) -> bool:

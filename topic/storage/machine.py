@@ -17,13 +17,14 @@ from cluster.core.cancellation import to_its_end
 from cluster.replication.model import Entry
 from cluster.topics.entries import number_of, topic_of
 from pixiu.errors import DiskFailed, DiskFull, PixiuError, StateDamaged
+from pixiu.wire.block import Flag
 from topic.state.state import State
 from topic.storage import folder as folders
 from topic.storage.check import damaged_of
-from topic.storage.compacting import write_copy
+from topic.storage.compacting import Job, write_copy, write_spliced
 from topic.storage.files import DiskFiles
 from topic.storage.lmdb_table import LmdbTable
-from topic.storage.part_log import write_patch
+from topic.storage.part_log import PartLog, write_patch
 from topic.storage.segment import Gap, Stored
 from topic.storage.store import Store
 
@@ -211,11 +212,26 @@ class Machine:
             if log is None or state is None:
                 return False
             patch = log.patch(blocks, state.first)
-            if not await to_its_end(asyncio.to_thread(write_patch, store.files, patch)):
+            if await to_its_end(asyncio.to_thread(write_patch, store.files, patch)):
+                log.patched(patch)
+            elif not (state.flags & Flag.HOLE and await self._splice(part, log, blocks)):
                 return False
-            log.patched(patch)
             store.compacting.mended()
             return True
+
+    async def _splice(self, part: int, log: PartLog, blocks: Sequence[Stored]) -> bool:
+        """Mend a closed file with blocks of a replica that has compacted more, or less."""
+        segment, store = log.segment_at(blocks[0].stamp.base), self.store
+        if segment is None or segment is log.segments[-1]:
+            return False
+        job = Job(part, log, segment, [])
+        size = await to_its_end(asyncio.to_thread(write_spliced, store.files, job, blocks))
+        if size < 0 or not store.take_copy(job, size):
+            return False
+        await to_its_end(asyncio.to_thread(store.files.sync_folder, log.folder))
+        high = blocks[-1].stamp.base + blocks[-1].block.count
+        log.gaps = [gap for gap in log.gaps if not (blocks[0].stamp.base <= gap.low and gap.high <= high)]
+        return True
 
     # --- snapshots
 
