@@ -64,6 +64,7 @@ LEAVES_A_TURN = 128
 """Channels that departed clients leave in one turn of the event loop, about 15 µs each; the rest follows in later turns."""
 MAX_HELD_RECORDS = 100_000
 """Published records that wait for a change of proxies; beyond it the oldest are dropped."""
+LOAD_TEST = int(Flag.LOAD_TEST)
 ROOM = int(Kind.ROOM)
 CHAT = int(Kind.CHAT)
 MALFORMED: Final = Settle(Outcome.MALFORMED)
@@ -80,6 +81,8 @@ class Counters:
     damaged: int = 0
     expired: int = 0
     """Older than their lifetime."""
+    load_test_blocked: int = 0
+    """Messages of load tests that MQTT clients of a room or topic do not get."""
     batches_malformed: int = 0
     published: int = 0
     publish_dropped: int = 0
@@ -297,14 +300,15 @@ class Core(EventTable[ev.Effect]):
                 self.counters.damaged += 1
                 continue
             key = from_bytes(record[KEY_AT:SENDER_AT], "little")
-            if not record[FLAGS_AT] & TOPIC_OR_TRACED:
+            flags = record[FLAGS_AT]
+            if not flags & TOPIC_OR_TRACED:
                 channel = rooms.get(key) if kind == room else users.get(key) if kind == chat else None
             else:
-                if record[FLAGS_AT] & Flag.TOPIC:
+                if flags & Flag.TOPIC:
                     channel = self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
                 else:
                     channel = rooms.get(key) if kind == room else users.get(key) if kind == chat else None
-                if record[FLAGS_AT] & Flag.TRACED and channel is not None:
+                if flags & Flag.TRACED and channel is not None:
                     self.traces.take(channel, record)
             if channel is None:
                 self.counters.without_members += 1
@@ -317,7 +321,9 @@ class Core(EventTable[ev.Effect]):
             # next.
             seen.add(identity)
             self._dirty[channel] = None
-            if channel.packets:
+            if channel.packets and flags & LOAD_TEST:
+                self.counters.load_test_blocked += 1
+            elif channel.packets:
                 channel.pending_packets.append(_publish_packet(channel.head, body))
             if channel.records:
                 channel.pending_records.append(record)
@@ -542,7 +548,9 @@ class Core(EventTable[ev.Effect]):
             self._dirty[channel] = None
             if record[FLAGS_AT] & Flag.TRACED:
                 self.traces.take(channel, record)
-            if channel.packets:
+            if channel.packets and record[FLAGS_AT] & LOAD_TEST:
+                self.counters.load_test_blocked += 1
+            elif channel.packets:
                 channel.pending_packets.append(_publish_packet(channel.head, body))
             if channel.records:
                 channel.pending_records.append(record)

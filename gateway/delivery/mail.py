@@ -68,6 +68,8 @@ class MailCounters:
     """Beyond the window, or after something that could not be written: it comes again."""
     expired: int = 0
     """Expired mails for MQTT clients: acknowledged in their place. The SDK reports each to its application."""
+    load_test_blocked: int = 0
+    """Mails of load tests for MQTT clients: acknowledged in their place. The SDK asks its application."""
     damaged: int = 0
     acknowledged: int = 0
     acknowledgements_unknown: int = 0
@@ -302,6 +304,13 @@ class MailBook:
         if recipient.packets and not run.gap:
             parts, over = parts[0].without_expired(self._unix_ms())
             counters.expired += len(over)
+            kept = list[MailRun]()
+            for part in parts:
+                left, marked = part.without_load_tests()
+                kept += left
+                over += marked
+                counters.load_test_blocked += len(marked)
+            parts = kept
             for seq in over:
                 self._acknowledge(recipient, run.lane, seq, seq)
         if not run.gap:

@@ -11,12 +11,13 @@ Source: docs/delivery.md; docs/decisions/0285-mail-goes-in-runs.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pixiu.errors import MalformedData
 from pixiu.wire.envelope import ENVELOPE_SIZE, FLAGS_AT, GAP, REDELIVERED, split
-from pixiu.wire.record import INBOX_LANES, MAX_RECORD_BYTES, has_expired, intact_body
+from pixiu.wire.record import FLAGS_AT as RECORD_FLAGS_AT
+from pixiu.wire.record import INBOX_LANES, MAX_RECORD_BYTES, Flag, has_expired, intact_body
 
 
 class Place(NamedTuple):
@@ -87,10 +88,18 @@ class MailRun:
 
     def without_expired(self, now_ms: int) -> tuple[list[MailRun], list[int]]:
         """Split off expired mails. Returns the remaining runs and the expired InboxSeqs. `now_ms`: Unix milliseconds."""
+        return self._without(lambda at: has_expired(self.data, at, now_ms))
+
+    def without_load_tests(self) -> tuple[list[MailRun], list[int]]:
+        """Split off mails of load tests. Returns the remaining runs and the InboxSeqs of these."""
+        return self._without(lambda at: bool(self.data[at + RECORD_FLAGS_AT] & Flag.LOAD_TEST))
+
+    def _without(self, goes: Callable[[int], bool]) -> tuple[list[MailRun], list[int]]:
+        """Split off the mails whose records, at these places, go."""
         over = []
         start = 0
         for index, end in enumerate(self.ends):
-            if has_expired(self.data, start + ENVELOPE_SIZE, now_ms):
+            if goes(start + ENVELOPE_SIZE):
                 over.append(index)
             start = end
         if not over:

@@ -40,6 +40,7 @@ from pixiu.client.mail.receipt import MailReceipt
 from pixiu.client.mail.shell import MailShell
 from pixiu.client.mail.writer import MailWriter
 from pixiu.client.messages.drafts import SIGNAL_KIND, Draft, encode
+from pixiu.client.messages.load_test import LoadTest
 from pixiu.client.messages.message import Message, check_topic_name
 from pixiu.client.messages.send_options import SendOptions
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions, OptionOverrides
@@ -303,9 +304,11 @@ class Client:
         chat: bool = False,
         on_gap: Callable[[str], None] | None = None,
         on_dropped: Callable[[int], None] | None = None,
+        load_test: LoadTest = "block",
     ) -> Subscription:
         """Subscribe to rooms and topics: `async for message in px.subscribe(room=42)`.
 
+        `load_test`: "block": messages of load tests do not come; "pass": they do; "only": nothing else does.
         `chat` adds messages to the client's own user (`connect(…, uin=7)`); they have `message.user` set.
         Topics that no room carries are refused at once; so are filters with wildcards, which are not served yet.
         `async with px.subscribe(…) as sub` has joined everything when the block begins, and leaves at its end. Otherwise the first
@@ -315,11 +318,20 @@ class Client:
         surroundings = self._surroundings()
         if chat and not self._uin:
             raise InvalidArgument("messages to a user need the user's UIN: connect(…, uin=UIN)")
-        subscription = Subscription(surroundings, rooms, topics, on_gap, on_dropped, room=room, topic=topic, chat=chat)
+        subscription = Subscription(
+            surroundings, rooms, topics, on_gap, on_dropped, room=room, topic=topic, chat=chat, load_test=load_test
+        )
         self._receivers.add(subscription)
         return subscription
 
-    def inbox(self, *, uin: int = 0, device: str = "", on_gap: Callable[[MailGap], None] | None = None) -> Inbox:
+    def inbox(
+        self,
+        *,
+        uin: int = 0,
+        device: str = "",
+        on_gap: Callable[[MailGap], None] | None = None,
+        load_test: LoadTest = "block",
+    ) -> Inbox:
         """Open an inbox to receive mail of a user: `async with px.inbox(uin=7, device="phone") as inbox: async for mail in inbox`.
         See `Inbox`.
 
@@ -328,6 +340,8 @@ class Client:
             device: name of the user's device, at most 128 bytes. A user has at most eight devices, and each gets all mail. Default:
                 the option `device`, else the name that the client was given.
             on_gap: called for mail that this device does not get.
+            load_test: "block": mail of load tests is acknowledged and not given; "pass": it comes, too; "only": all other mail is
+                acknowledged and not given, so take a device of its own.
 
         Raises `InvalidArgument` without a user, or without a device that stays the same. Source: README.md.
         """
@@ -338,7 +352,7 @@ class Client:
                 f"an inbox belongs to a user with a UIN from 1 to 2^63-1, not {whose!r}: inbox(uin=…), or connect(…, uin=…)"
             )
         named = device_of(device, self.options, self._name if self._named else "")
-        inbox = Inbox(surroundings, UIN(whose), named, on_gap, self.mails)
+        inbox = Inbox(surroundings, UIN(whose), named, on_gap, self.mails, load_test)
         self._receivers.add(inbox)
         return inbox
 
@@ -500,7 +514,7 @@ class Client:
         """Send a request and wait for its reply."""
         seconds = self.options.publish_timeout_s if timeout_s is None else timeout_s
         if self._replies is None or self._replies.failed:
-            self._replies = Replies(lambda room: self.subscribe(room=room))
+            self._replies = Replies(lambda room: self.subscribe(room=room, load_test="pass"))
         replies, identity = self._replies, secrets.token_hex(8)
         checked = request_options(replies.room, identity, options)
         loop = asyncio.get_running_loop()
@@ -521,6 +535,7 @@ class Client:
         """Answer a request that a subscription of the client received, and wait until the answer is accepted; arguments and errors
         as for `Room.send`. Raises `InvalidArgument` if the message does not ask for a reply."""
         room, identity = where_to_reply(message)
+        options = {"load_test": True, **options} if message.load_test else options
         return await self.room(room).send(payload, timeout_s=timeout_s, **reply_options(identity, options))
 
     async def signal(self, draft: Draft, wants_receipt: bool, timeout_s: float | None) -> SignalReceipt:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import pixiu
-from pixiu.client.topics.durable_topic import LoadTest
+from pixiu.client.messages.load_test import LoadTest
 from tests.support.cluster import LocalCluster, running_cluster
 
 pytestmark = pytest.mark.e2e
@@ -215,7 +215,7 @@ async def test_a_resize_keeps_the_order_of_each_key_for_writers_members_and_read
 LOADER = """
 import asyncio, sys
 import pixiu
-from pixiu.client.topics.durable_topic import LoadTest
+from pixiu.client.messages.load_test import LoadTest
 
 async def main(target):
     async with pixiu.connect(target, client="loader") as px, px.durable_topic("rows").writer("loader") as writer:

@@ -135,7 +135,10 @@ def write_copy(files: Files, job: Job) -> int:
 
 def write_spliced(files: Files, job: Job, blocks: Sequence[Stored]) -> int:
     """Write and sync a copy of a file in which these blocks, which follow each other, are in the place of what cannot be read
-    there, however many bytes that has; to be called in a thread. Returns its size; -1: they do not fit. Raises DiskFull, DiskFailed."""
+    there, however many bytes that has; to be called in a thread. Returns its size; -1: they do not fit.
+
+    Raises DiskFull, DiskFailed.
+    """
     segment, low, high = job.segment, blocks[0].stamp.base, blocks[-1].stamp.base + blocks[-1].block.count
     place, at, reached, behind = 0, 0, segment.base, segment.size if high == segment.end else -1
     for stamp, count, size in heads_of(files, segment.path, segment.base):

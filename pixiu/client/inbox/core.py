@@ -102,6 +102,8 @@ class MailIntakeCounters:
     expired: int = 0
     damaged: int = 0
     """Mail, or whole batches, with wrong lengths or a wrong CRC."""
+    load_test_blocked: int = 0
+    """Mail acknowledged and not given by `load_test`: marked mail, or with "only" all other."""
     left: int = 0
     """Mail not taken because too much of its lane is unacknowledged; it is sent again."""
     foreign: int = 0

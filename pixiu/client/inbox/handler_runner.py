@@ -15,6 +15,7 @@ from pixiu.client.inbox.dead_letters import dead_letter_uin, encode
 from pixiu.client.inbox.mail import Mail
 from pixiu.client.mail.publisher import MailPublisher
 from pixiu.client.mail.receipt import MailReceipt
+from pixiu.client.messages.load_test import handling
 from pixiu.client.options import ClientOptions
 from pixiu.errors import InvalidArgument, LocalError, NotConnected, PixiuError, RecordTooLarge
 from pixiu.ids import UIN
@@ -96,9 +97,10 @@ class LaneHandler:
         failures = 0
         while True:
             try:
-                result = self._handler(mail)
-                if isawaitable(result):
-                    await result
+                with handling(marked=mail.load_test):
+                    result = self._handler(mail)
+                    if isawaitable(result):
+                        await result
             except Exception as error:
                 failures += 1
                 if mail.acknowledged:

@@ -27,6 +27,7 @@ from pixiu.client.inbox.core import Held, MailGap, MailIntake, MailIntakeCounter
 from pixiu.client.inbox.handler_runner import LaneHandler, Retries
 from pixiu.client.inbox.mail import Mail
 from pixiu.client.mail.publisher import MailPublisher
+from pixiu.client.messages.load_test import LoadTest, check_load_test, passes
 from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions
 from pixiu.client.receive.gateway_connection import ConnectionContext, GatewayConnection
 from pixiu.client.receive.gateway_stream import GatewayStream, Waiter
@@ -83,8 +84,10 @@ class Inbox(GatewayConnection):
         device: tuple[str, int],
         on_gap: Callable[[MailGap], None] | None,
         mails: Callable[[], MailPublisher],
+        load_test: LoadTest = "block",
     ) -> None:
         super().__init__(surroundings)
+        self._load_test = check_load_test(load_test)
         self.uin = uin
         """The user whose mail it receives."""
         self.on_gap = on_gap
@@ -149,6 +152,10 @@ class Inbox(GatewayConnection):
                 await self._more()
             elif held.gap is not None:
                 self._tell(held, held.gap)
+            elif held.message is not None and not passes(self._load_test, marked=held.message.load_test):
+                self.counters.load_test_blocked += 1
+                if not self._closed:
+                    self.acknowledge(held)
             elif held.message is not None:
                 return Mail(self, held, held.message)
         return None

@@ -59,6 +59,11 @@ class Mail:
         return self.message.sent_at
 
     @property
+    def load_test(self) -> bool:
+        """True if it belongs to a load test."""
+        return self.message.load_test
+
+    @property
     def type(self) -> int:
         """The application's type, 0 to 63."""
         return self.message.type

@@ -34,6 +34,9 @@ class MailSendOptions(TypedDict, total=False):
     """Bytes beside the payload, instead of headers: at most 65 535; none by default."""
     headers: Mapping[str, str] | None
     """Named texts, which receivers read as `mail.headers`: at most 64, of 65 535 bytes; None, the default: none."""
+    load_test: bool
+    """True: it belongs to a load test, and receivers do not get it unless they ask for such. Default: as the message that is being
+    handled by a handler of `run`; else False."""
     derived_id: int | None
     """ID derived from the content's origin; None, the default: a new ID. For a day after the mail was stored, sending it again
     stores nothing; different content under the same ID fails with `IdReused`."""

@@ -79,6 +79,7 @@ class MailPublisher:
         extension: bytes = b"",
         headers: Mapping[str, str] | None = None,
         derived_id: int | None = None,
+        load_test: bool | None = None,
         **unknown: object,
     ) -> tuple[Draft, MailReceipt]:
         """Check a mail; returns its draft and receipt. Arguments as in `MailSendOptions`. Raises errors of the
@@ -91,7 +92,7 @@ class MailPublisher:
         checked = draft(
             MAIL_KIND, uin, payload, self._limit,
             type=type, lifetime_min=minutes_of(expire), extension=extension, headers=headers,
-            first_lane=lane == LANE_FIRST, derived_id=derived_id,
+            first_lane=lane == LANE_FIRST, derived_id=derived_id, load_test=load_test,
         )  # fmt: skip
         return checked, MailReceipt(b"", 0, wanted, more)
 

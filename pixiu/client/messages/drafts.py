@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from pixiu.client.messages.headers import encode_headers
+from pixiu.client.messages.load_test import mark_of
 from pixiu.client.messages.message import TYPE_MASK
 from pixiu.client.messages.send_options import SendOptions
 from pixiu.errors import InvalidArgument, RecordTooLarge
@@ -19,6 +20,7 @@ MAX_LIFETIME_MIN: Final = 65_535
 TO_ROOM: Final = int(Flag.TO_ROOM)
 TO_TOPIC: Final = int(Flag.TO_ROOM | Flag.TOPIC)
 DERIVED_ID: Final = int(Flag.DERIVED_ID)
+LOAD_TEST: Final = int(Flag.LOAD_TEST)
 ROOM_KIND: Final = int(Kind.ROOM)
 CHAT_KIND: Final = int(Kind.CHAT)
 SIGNAL_KIND: Final = int(Kind.SIGNAL)
@@ -54,6 +56,7 @@ def draft(
     headers: Mapping[str, str] | None = None,
     first_lane: bool = False,
     derived_id: int | None = None,
+    load_test: bool | None = None,
     **unknown: object,
 ) -> Draft:
     """Check a message to a room (its RoomID), a topic (its RoomID and name) or a user (the UIN).
@@ -64,7 +67,7 @@ def draft(
         payload: bytes to send.
         limit: largest record, bytes.
         topic: name, for a message to a topic.
-        type, lifetime_min, extension, headers, first_lane, derived_id: as in `SendOptions`.
+        type, lifetime_min, extension, headers, first_lane, derived_id, load_test: as in `SendOptions`.
 
     Raises `InvalidArgument` and `RecordTooLarge`.
     """
@@ -95,6 +98,8 @@ def draft(
         if not 0 < derived_id <= MAX_ID:
             raise InvalidArgument(f"a derived ID is from 1 to 2^63-1, not {derived_id}")
         flags |= DERIVED_ID
+    if mark_of(load_test):
+        flags |= LOAD_TEST
     lane = LANE_FIRST if first_lane else LANE_NORMAL
     return Draft(key, flags, body, lane << TYPE_BITS | type, lane, lifetime_min, extension, size, kind, derived_id)
 

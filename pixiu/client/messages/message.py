@@ -24,6 +24,7 @@ TRACED: Final = int(Flag.TRACED)
 TOPIC: Final = int(Flag.TOPIC)
 DERIVED_ID: Final = int(Flag.DERIVED_ID)
 TO_ROOM: Final = int(Flag.TO_ROOM)
+LOAD_TEST: Final = int(Flag.LOAD_TEST)
 ROOM_KIND: Final = int(Kind.ROOM)
 SIGNAL: Final = int(Kind.SIGNAL)
 
@@ -55,6 +56,8 @@ class Message(NamedTuple):
     """True if it was sent as a signal."""
     user: UIN = UIN(0)
     """The user it was sent to; 0 for a message to a room or topic."""
+    load_test: bool = False
+    """True if it belongs to a load test."""
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -128,6 +131,7 @@ def message_of(record: bytes) -> Message:
         lifetime_min,
         kind == SIGNAL,
         UIN(key if to_user else 0),
+        flags & LOAD_TEST != 0,
     )
 
 

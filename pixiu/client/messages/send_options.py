@@ -19,5 +19,8 @@ class SendOptions(TypedDict, total=False):
     """Named texts, which receivers read as `message.headers`: at most 64, of 65 535 bytes; None, the default: none."""
     first_lane: bool
     """Overtake messages of the normal lane; False by default."""
+    load_test: bool
+    """True: it belongs to a load test, and receivers do not get it unless they ask for such. Default: as the message that is being
+    handled by a handler of `run`; else False."""
     derived_id: int | None
     """ID derived from the content's origin, so that a repeat is the same message; None, the default: a new ID."""

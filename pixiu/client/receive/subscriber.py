@@ -18,6 +18,7 @@ from operator import itemgetter
 from types import TracebackType
 from typing import Any, Final, Self
 
+from pixiu.client.messages.load_test import LoadTest, check_load_test, handling
 from pixiu.client.messages.message import Message, Request, check_topic_filter, messages_of
 from pixiu.client.receive.gateway_connection import ConnectionContext, GatewayConnection
 from pixiu.client.receive.gateway_stream import GatewayStream
@@ -37,6 +38,7 @@ ASKS_FOR_REPLY: Final = b'"reply-to"'
 """Text in the extension of a request."""
 # Access by index, because this runs for every message.
 _is_signal: Final = itemgetter(Message._fields.index("signal"))
+_is_load_test: Final = itemgetter(Message._fields.index("load_test"))
 _extension_of: Final = itemgetter(Message._fields.index("extension"))
 log = logging.getLogger("pixiu.client")
 
@@ -47,6 +49,8 @@ class SubscriptionCounters:
 
     received: int = 0
     """Messages taken from gateways, damaged ones not counted."""
+    load_test_blocked: int = 0
+    """Messages left out by `load_test`: marked ones, or with "only" all others."""
     damaged: int = 0
     """Messages whose CRC or lengths were wrong; they are left out."""
     dropped: int = 0
@@ -84,8 +88,10 @@ class Subscription(GatewayConnection):
         room: int | None = None,
         topic: str | None = None,
         chat: bool = False,
+        load_test: LoadTest = "block",
     ) -> None:
         super().__init__(surroundings)
+        self._load_test = check_load_test(load_test)
         self.counters = SubscriptionCounters()
         self._rooms, self._topics = self._check(rooms, topics)
         one_room, one_topic = self._check(() if room is None else (room,), () if topic is None else (topic,))
@@ -211,9 +217,10 @@ class Subscription(GatewayConnection):
         """
         async for message in self:
             try:
-                result = handler(message)
-                if isawaitable(result):
-                    await result
+                with handling(marked=message.load_test):
+                    result = handler(message)
+                    if isawaitable(result):
+                        await result
             except Exception:
                 self.counters.handler_failures += 1
                 log.exception("message_handler_failed destination=%s id=%016x", message.destination, message.message_id)
@@ -296,6 +303,10 @@ class Subscription(GatewayConnection):
         if any(map(_is_signal, messages)):
             is_new = self._signals.is_new
             messages = [message for message in messages if not message.signal or is_new(message.message_id, message.room)]
+        if self._load_test != "pass" and (self._load_test == "only" or any(map(_is_load_test, messages))):
+            before, wanted = len(messages), self._load_test == "only"
+            messages = [message for message in messages if message.load_test is wanted]
+            self.counters.load_test_blocked += before - len(messages)
         if any(map(_extension_of, messages)):
             messages = [self._request(message) if ASKS_FOR_REPLY in message.extension else message for message in messages]
         if repeated:

@@ -14,6 +14,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -174,8 +176,8 @@ class SyncChannelMember(Twin[ChannelMember]):
         with ThreadPoolExecutor(workers, "pixiu-topic-handler") as pool:
 
             async def called(message: ChannelMessage) -> None:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(pool, handler, SyncChannelMessage(self._background, message))
+                call = partial(copy_context().run, handler, SyncChannelMessage(self._background, message))
+                await asyncio.get_running_loop().run_in_executor(pool, call)
 
             self._running = True
             try:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, TypedDict, Unpack
 
 from pixiu.client.mail.options import LevelName, level_of
 from pixiu.client.messages.drafts import no_such_option
+from pixiu.client.messages.load_test import mark_of
 from pixiu.errors import InvalidArgument, RecordTooLarge
 from pixiu.ids import is_within
 from pixiu.placement.slots import SLOTS
@@ -42,7 +43,8 @@ class TopicSendOptions(TypedDict, total=False):
     tag: str | None
     """Goes to members of a channel with this tag, if there are any; at most 100 bytes; None, the default: none."""
     load_test: bool
-    """True: it belongs to a load test, and readers and members do not get it unless they ask for such. False by default."""
+    """True: it belongs to a load test, and receivers do not get it unless they ask for such. Default: as the message that is being
+    handled by a handler of `run`; else False."""
     level: LevelName
     """"replicated", the default: confirmed when it is on the disks of all replicas in sync; "persisted": on the leader's disk;
     "accepted": in the leader's log. The latter two may be lost by a change of leader."""
@@ -86,8 +88,8 @@ def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
     if expires_in_s is not None:
         check_count(expires_in_s, "expires_in_s", least=1)
     message = Message(
-        bytes(body), slot or 0, key, headers, micros_of(options.get("event_time")), deliver_at_us, expires_in_s,
-        options.get("tag"), options.get("load_test", False),
+        bytes(body), slot or 0, key, headers, micros_of(options.get("event_time")), None, None, options.get("tag"),
+        mark_of(options.get("load_test")),
     )  # fmt: skip
     found = TopicDraft(encode_message(message), key, slot is not None, level_of(options.get("level", "replicated")), progress)
     if HEAD_BYTES + found.size > MAX_BLOCK_BYTES:

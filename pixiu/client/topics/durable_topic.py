@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Final, Literal, Unpack
+from typing import Final, Unpack
 
+from pixiu.client.messages.load_test import LoadTest, check_load_test
 from pixiu.client.send.early import EarlySends
 from pixiu.client.timeouts import within
 from pixiu.client.topics.drafts import TopicSendOptions, check_count, check_name, draft
@@ -30,7 +31,6 @@ from pixiu.client.topics.writing.writer_shell import TopicReceipt, WriterShell
 from pixiu.errors import InvalidArgument, NotSent, OutcomeUnknown, PixiuError, UnknownTopic
 from pixiu.wire.v1 import topic_pb2
 
-LoadTest = Literal["block", "pass", "only"]
 LOAD_TESTS: Final = {
     "block": topic_pb2.LOAD_TEST_BLOCK,
     "pass": topic_pb2.LOAD_TEST_PASS,
@@ -276,7 +276,4 @@ class DurableTopic:
 
 def load_test_of(load_test: str) -> int:
     """Look up a treatment of load tests. Raises `InvalidArgument`."""
-    found = LOAD_TESTS.get(load_test)
-    if found is None:
-        raise InvalidArgument(f"load_test is one of {', '.join(LOAD_TESTS)}, not {load_test!r}")
-    return found
+    return LOAD_TESTS[check_load_test(load_test)]

@@ -24,6 +24,7 @@ from typing import Final, Self
 
 from pixiu.client.inbox.handler_runner import Retries
 from pixiu.client.login import refused_login
+from pixiu.client.messages.load_test import handling
 from pixiu.client.timeouts import within
 from pixiu.client.topics.described import refused
 from pixiu.client.topics.reading.member_core import (
@@ -564,9 +565,10 @@ class HandlerPool:
     async def _handle(self, message: ChannelMessage) -> bool:
         """Handle one message. False: it comes again."""
         try:
-            result = self._handler(message)
-            if isawaitable(result):
-                await result
+            with handling(marked=message.load_test):
+                result = self._handler(message)
+                if isawaitable(result):
+                    await result
         except Exception as error:
             self._member.counters.handler_failures += 1
             log.warning(
