@@ -187,15 +187,19 @@ def join(messages: Iterable[Encoded], *, topic: int, part: int, writer: int, fir
         head = HEAD.pack(MAGIC, VERSION, joined, size, 0, topic, part, len(found), writer, first, progress)
     except struct.error as problem:
         raise InvalidArgument("topic and part have 32 bits, writer and progress 64") from problem
-    covered = b"".join((head[COVERED_FROM:], index, *found))
+    return with_crc(head, index, *found)
+
+
+def with_crc(head: bytes, *rest: bytes | bytearray) -> bytes:
+    """A block of these pieces, with its CRC in the head."""
+    covered = b"".join((head[COVERED_FROM:], *rest))
     return head[:8] + U32.pack(crc32(covered)) + covered
 
 
 def hole(topic: int, part: int, count: int) -> bytes:
     """Encode a block that stands for offsets whose messages were removed."""
     head = HEAD.pack(MAGIC, HOLE, Flag.HOLE, HEAD_BYTES + INDEX_BYTES, 0, topic, part, count, 0, 1, 0)
-    covered = head[COVERED_FROM:] + bytes(INDEX_BYTES)
-    return head[:8] + U32.pack(crc32(covered)) + covered
+    return with_crc(head, bytes(INDEX_BYTES))
 
 
 class Block:

@@ -168,7 +168,7 @@ class _Parser:
         return found
 
     def _joined(self, sign: str) -> Node:
-        """What is joined by || or &&, in one node."""
+        """Parse operands of || or &&, into one node."""
         parts, at = [self._joined("&&") if sign == "||" else self._relation()], -1
         while (token := self._take(sign)) is not None:
             at = token.at if at < 0 else at

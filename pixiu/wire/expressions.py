@@ -426,7 +426,7 @@ _FUNCTIONS: Final[dict[str, tuple[Sequence[Sequence[str]], str, Callable[..., An
 """Name, with a dot if it is a method → types of its values, its own, and what it does."""
 _NAMES: Final = "has, size, int, double, timestamp, and of texts startsWith, endsWith, contains, matches"
 _NOBODY: Any = None
-"""What a constant is asked for."""
+"""Argument with which a constant is evaluated."""
 
 
 # --- bytes of which one must be there

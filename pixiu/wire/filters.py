@@ -40,7 +40,7 @@ _TESTS: Final = ("equal", "any_of", "glob", "regex", "not")
 
 
 class Filter(Protocol):
-    """What chooses messages."""
+    """Interface to what chooses messages."""
 
     errors: int
     """Messages for which an expression had no value; they did not match."""

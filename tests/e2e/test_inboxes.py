@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import pixiu
 from pixiu.client.inbox.dead_letters import dead_letter_uin, encode
+from pixiu.client.messages.load_test import LoadTest
 from pixiu.client.stores.view import InboxView
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.waiting import until
@@ -129,3 +131,51 @@ async def test_dead_letters_are_listed_sent_again_and_dropped(mailing: LocalClus
         (lane,) = await view.page(8, (1,), after=3)
         again = [entry.message for entry in lane.entries if entry.message]
         assert [(each.payload, each.sender, each.type) for each in again] == [(b"for eight 2", 5, 3), (b"for eight 3", 5, 3)]
+
+
+async def test_load_tests_come_only_to_those_who_ask_for_them(mailing: LocalCluster) -> None:
+    """To a room, a topic, a user and by signal; and a mail, of which a handler makes another message."""
+    places = ("room", "topic", "chat", "signal")
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        px = await stack.enter_async_context(pixiu.connect(mailing.target, uin=31))
+        wanted: dict[LoadTest, list[bool]] = {"block": [False], "pass": [True, False], "only": [True]}
+        subscriptions = dict[LoadTest, pixiu.Subscription]()
+        for each in wanted:
+            device = await stack.enter_async_context(pixiu.connect(mailing.target, uin=31, client=each))
+            subscription = device.subscribe(room=42, topic="tested", chat=True, load_test=each)
+            subscriptions[each] = await stack.enter_async_context(subscription)
+        for marked in (True, False):
+            body = b"load" if marked else b"real"
+            await px.room(42).send(b"room " + body, load_test=marked)
+            await px.topic("tested").send(b"topic " + body, load_test=marked)
+            await px.user(31).chat(b"chat " + body, load_test=marked)
+            await px.room(42).signal(b"signal " + body, load_test=marked)
+        for name, subscription in subscriptions.items():
+            found = [await anext(subscription) for _ in range(len(places) * len(wanted[name]))]
+            assert sorted((each.payload.decode(), each.load_test) for each in found) == sorted(
+                (f"{place} {'load' if marked else 'real'}", marked) for place in places for marked in wanted[name]
+            )
+
+        async def handle(mail: pixiu.Mail) -> None:
+            await px.room(42).send(b"from " + mail.payload)
+
+        async with px.inbox(device="plain") as plain, px.inbox(device="testing", load_test="only") as testing:
+            await px.user(31).mail(b"load", load_test=True)
+            await px.user(31).mail(b"real")
+            real = await anext(plain)
+            assert (real.payload, plain.counters.load_test_blocked) == (b"real", 1)
+            real.acknowledge()
+            running = asyncio.ensure_future(testing.run(handle))
+            assert (await anext(subscriptions["only"])).payload == b"from load"
+            await until(lambda: blocked(testing), "the other mail acknowledged")
+        await running
+
+    async def read() -> bool:
+        lanes = (await asyncio.to_thread(told, mailing, "unread", "31"))["lanes"]
+        return {device["name"]: device["unread"] for device in lanes[1]["devices"]} == {"plain": 0, "testing": 0}
+
+    await until(read, "everything acknowledged")
+
+
+async def blocked(inbox: pixiu.Inbox) -> bool:
+    return inbox.counters.load_test_blocked == 1

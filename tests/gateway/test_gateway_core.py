@@ -273,3 +273,15 @@ def test_a_message_that_is_older_than_its_lifetime_is_not_delivered(age_ms: int,
     record = encode(Kind.ROOM, 42, b"hi", snowflake(sent_ms, 1, 1), lifetime_min=lifetime_min)
     assert len(fan_out(core, record)) == deliveries
     assert core.counters.expired == 1 - deliveries
+
+
+def test_messages_of_load_tests_do_not_come_to_mqtt_clients() -> None:
+    core = gateway()
+    joined(core, 1, 7, 42)
+    joined(core, 2, 8, 42, packets=False)
+    marked = encode(Kind.ROOM, 42, b"load", 1, flags=Flag.TO_ROOM | Flag.LOAD_TEST)
+    assert [each.connections for each in fan_out(core, marked)] == [(2,)]
+    signal = encode(Kind.SIGNAL, 42, b"load", 2, flags=Flag.TO_ROOM | Flag.LOAD_TEST)
+    assert [each.connections for each in fan_out(core, signal)] == [(2,)]
+    assert core.counters.load_test_blocked == 2
+    assert {each.connections for each in fan_out(core, room(42, 3))} == {(1,), (2,)}

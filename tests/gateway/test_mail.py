@@ -15,7 +15,7 @@ from gateway.delivery.mail import SPARE_DEVICES, Acknowledgement, read_batch
 from pixiu.errors import MalformedData
 from pixiu.ids import EndpointID
 from pixiu.wire.envelope import GAP, REDELIVERED, Delivery, encode
-from pixiu.wire.record import Kind, decode
+from pixiu.wire.record import Flag, Kind, decode
 from pixiu.wire.record import encode as record_of
 from tests.gateway.world import mails_of, of, runs_of, turn, updates
 from tests.support.effort import portion
@@ -419,3 +419,16 @@ def test_at_random_nothing_raises_and_everything_stays_bounded(seed: int) -> Non
     assert gateway.core.mail.counters.delivered > 50
     gateway.step(ev.Closed(1, 1), ev.Closed(2, 1))
     assert gateway.core.mail.unacknowledged == 0
+
+
+def test_mail_of_load_tests_is_acknowledged_for_mqtt_clients() -> None:
+    marked = record_of(Kind.MAIL, UIN, b"load", 5, flags=Flag.LOAD_TEST)
+    items = [item(1), item(2)._replace(record=marked), item(3)]
+    mqtt, other = Gateway(), Gateway()
+    mqtt.connect(1, packets=True)
+    other.connect(1)
+    assert [seq for _, seq, _, _ in mqtt.seqs(*items)] == [1, 3]
+    assert mqtt.said() == [ack(0, 0b10)]
+    assert mqtt.core.mail.counters.load_test_blocked == 1
+    assert [seq for _, seq, _, _ in other.seqs(*items)] == [1, 2, 3]
+    assert other.said() == []

@@ -349,7 +349,7 @@ class State(Tables):
         return OK
 
     def _compact(self, found: en.Compaction) -> Done:
-        """What is removed counts as acknowledged by every channel: nobody misses it."""
+        """Have messages removed; every channel counts them as acknowledged."""
         part = self.parts.get(found.part)
         if part is None:
             return Done(False, _no_part(found.part))

@@ -44,7 +44,7 @@ class Job(NamedTuple):
 
 
 class Compacting:
-    """What is to go, by part."""
+    """Offsets whose messages are to go, by part."""
 
     def __init__(self) -> None:
         self._removed: dict[int, list[tuple[int, int]]] = {}
@@ -59,7 +59,7 @@ class Compacting:
         self._changed[part] = None
 
     def of(self, part: int) -> list[tuple[int, int]]:
-        """What is to go from the files of a part."""
+        """Offsets that are to go from the files of a part."""
         return self._removed.get(part, [])
 
     def forget(self, part: int, low: int = 0, high: int = 1 << 62) -> None:

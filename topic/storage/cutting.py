@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from zlib import crc32
 
-from pixiu.wire.block import COVERED_FROM, HEAD, HEAD_BYTES, INDEX_BYTES, MAGIC, U32, VERSION, Block, Flag, Stamp, hole, stamped
+from pixiu.wire.block import HEAD, HEAD_BYTES, INDEX_BYTES, MAGIC, U32, VERSION, Block, Flag, Stamp, hole, stamped, with_crc
 from topic.storage.segment import Stored
 
 Ranges = Sequence[tuple[int, int]]
@@ -31,12 +30,12 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def within(ranges: Ranges, low: int, high: int) -> list[tuple[int, int]]:
-    """What lies in [low, high) of them."""
+    """Intersect ranges with [low, high)."""
     return [(max(begin, low), min(end, high)) for begin, end in ranges if begin < high and end > low]
 
 
 def without(ranges: Ranges, low: int, high: int) -> list[tuple[int, int]]:
-    """What lies outside of [low, high)."""
+    """Ranges without [low, high)."""
     return [*within(ranges, 0, low), *within(ranges, high, 1 << 62)]
 
 
@@ -61,8 +60,7 @@ def messages_of(stored: Stored, low: int, high: int) -> Stored:
     head = HEAD.pack(
         MAGIC, VERSION, flags, size, 0, block.topic, block.part, behind - first, block.writer, block.first + first, block.progress
     )
-    covered = b"".join((head[COVERED_FROM:], index, data[at + begin : at + end]))
-    return _stored(head[:8] + U32.pack(crc32(covered)) + covered, stamp._replace(base=low))
+    return _stored(with_crc(head, index, data[at + begin : at + end]), stamp._replace(base=low))
 
 
 def hole_of(like: Block, low: int, high: int, at_us: int) -> Stored:
@@ -95,7 +93,7 @@ def cut(blocks: Iterable[Stored], removed: Ranges) -> Iterator[Stored]:
 
 
 def clipped(blocks: Iterable[Stored], low: int, high: int) -> list[Stored]:
-    """What lies in [low, high) of blocks that follow each other."""
+    """Cut blocks that follow each other to [low, high)."""
     found = list[Stored]()
     for stored in blocks:
         begin, end = max(stored.stamp.base, low), min(stored.stamp.base + stored.block.count, high)
