@@ -369,8 +369,12 @@ def decode_message(data: bytes, at: int, end: int, slot: int, flags: int) -> Mes
     return Message(data[at:end], slot, key, headers, event_at, deliver_at, expires, tag, bool(flags & Flag.LOAD_TEST))
 
 
-def parse(data: bytes) -> Block:
+def parse(data: bytes, *, fields: bool = True) -> Block:
     """Check a whole block before anything is made of it: size, CRC, index, and that the fields of each message lie within it.
+
+    Args:
+        fields: False leaves out the fields of messages, which are most of the work: of a block that was checked before it was
+            written here, the rest says that it is still the same.
 
     Raises MalformedData.
     """
@@ -396,7 +400,7 @@ def parse(data: bytes) -> Block:
         found |= each
     if found != joined or found & ~ALL_FLAGS:
         raise MalformedData("the block's index does not fit its head")
-    if found & ~Flag.LOAD_TEST:
+    if fields and found & ~Flag.LOAD_TEST:
         at = start
         for each, end in zip(flags, ends, strict=True):
             if each & ~Flag.LOAD_TEST and not fits(data, each, at, start + end):
@@ -458,19 +462,12 @@ def stored_size(head: bytes) -> int:
     return STAMP_BYTES + size if HEAD_BYTES + INDEX_BYTES <= size <= MAX_BLOCK_BYTES else 0
 
 
-def parse_stored(data: bytes) -> tuple[Stamp, Block]:
-    """Check a stored block, stamp included. Raises MalformedData."""
+def parse_stored(data: bytes, *, fields: bool = True) -> tuple[Stamp, Block]:
+    """Check a stored block, stamp included; `fields` as for `parse`. Raises MalformedData."""
     if stored_size(data) != len(data):
         raise MalformedData("a stored block does not have the size that its stamp says")
     block = data[STAMP_BYTES:]
     _, crc, *stamp = STAMP.unpack_from(data)
     if crc != _stamp_crc(data, block):
         raise MalformedData("the CRC of a stored block's stamp is wrong")
-    return Stamp(*stamp), _parse_hole(block) if block[2] == HOLE else parse(block)
-
-
-def _parse_hole(data: bytes) -> Block:
-    found = Block(data, HEAD.unpack_from(data))
-    if not found.count or data != hole(found.topic, found.part, found.count):
-        raise MalformedData("a block without messages does not have their form")
-    return found
+    return Stamp(*stamp), parse(block, fields=fields)

@@ -142,7 +142,7 @@ def blocks_of(files: Files, path: str, place: int, base: int | None) -> Iterator
                 return
         data = buffer[at : at + size]
         try:
-            stamp, block = parse_stored(data)
+            stamp, block = parse_stored(data, fields=False)
         except MalformedData:
             return
         if base is not None and stamp.base != base:

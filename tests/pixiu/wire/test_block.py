@@ -59,8 +59,9 @@ def test_a_stamp_says_where_when_and_who() -> None:
 def test_any_changed_byte_is_found(at: int) -> None:
     data = bytearray(stamped(made(PLAIN, FULL), Stamp(5, 6, 7)))
     data[at] ^= 0x10
-    with pytest.raises(MalformedData):
-        parse_stored(bytes(data))
+    for fields in (True, False):
+        with pytest.raises(MalformedData):
+            parse_stored(bytes(data), fields=fields)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 47, 55, 60, -1])
