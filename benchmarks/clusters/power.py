@@ -32,7 +32,22 @@ IMAGE_BYTES: Final = 1 << 30
 OPTIONS: Final = "loop,commit=300,noauto_da_alloc"
 WAIT_S: Final = 20.0
 NO_SYNCS: Final = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdarg.h>
 #include <stddef.h>
+#include <sys/syscall.h>
+long syscall(long number, ...) {  // syncs by the kernel's threads are not there
+    va_list rest;
+    long each[6];
+    va_start(rest, number);
+    for (int at = 0; at < 6; at++) each[at] = va_arg(rest, long);
+    va_end(rest);
+    if (number == SYS_io_setup) { errno = ENOSYS; return -1; }
+    long (*real)(long, ...) = dlsym(RTLD_NEXT, "syscall");
+    return real(number, each[0], each[1], each[2], each[3], each[4], each[5]);
+}
 int fsync(int file) { (void)file; return 0; }
 int fdatasync(int file) { (void)file; return 0; }
 int msync(void *at, size_t size, int how) { (void)at; (void)size; (void)how; return 0; }

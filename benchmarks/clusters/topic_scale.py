@@ -29,7 +29,7 @@ CREDIT = 10_000
 """Of each member, the most that it may have; so holes need many members."""
 SHAPE = [f"--{name}=1" for name in ("brokers", "broker-replicas", "routers", "router-replicas", "gateways", "proxies")]
 SHAPE += ["--relays=0", "--topics=1", "--admins=1"]
-WAIT_S = 600.0
+WAIT_S = 1_200.0
 IDLE_S = 15.0
 AT_ONCE = 4
 """Channels that are made at a time."""
@@ -78,7 +78,7 @@ async def holes(arguments: argparse.Namespace, folder: Path, findings: Any) -> N
             say(f"{total} written")
             figures["written a second"] = round(total / (time.monotonic() - began))
             began = time.monotonic()
-            members = [topic.channel("c", credit=CREDIT) for _ in range(-(-total // 2 // CREDIT) + 1)]
+            members = [await topic.channel("c", credit=CREDIT).open() for _ in range(-(-total // 2 // CREDIT) + 1)]
             got = 0
 
             async def take(member: Any) -> None:

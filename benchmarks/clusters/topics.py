@@ -295,8 +295,9 @@ async def faults(arguments: argparse.Namespace, folder: Path, findings: Findings
     """Kill and stop processes, and cut their power, for so many rounds."""
     with contextlib.ExitStack() as stack:
         disks = stack.enter_context(power.disks(folder, NAMES)) if arguments.power else {}
-        lies = {"LD_PRELOAD": str(compiled(power.NO_SYNCS, folder, "no-syncs"))} if arguments.no_syncs else {}
-        cluster = stack.enter_context(running_cluster(folder, *SHAPE, layout="separate", environment=lies))
+        if arguments.no_syncs:  # before the first process is begun
+            os.environ["LD_PRELOAD"] = str(compiled(power.NO_SYNCS, folder, "no-syncs"))
+        cluster = stack.enter_context(running_cluster(folder, *SHAPE, layout="separate"))
         await asyncio.to_thread(cluster.wait_healthy)
         async with pixiu.connect(cluster.target) as px:
             await px.topics.create(ORDERS, parts=4)
