@@ -175,7 +175,7 @@ async def test_reads_wait_and_members_learn_of_the_end_of_a_part(roles: Roles) -
         assert (late.blocks, late.next, late.committed_end) == (b"", 2, 2)
         seal = en.encode_seal(en.part_id(TOPIC, 1), [en.Child(3, 0, 32_768, 0)])
         answer = await append(node, en.SEAL, seal)
-        assert json.loads(answer.sealed)["writers"] == [[1, 5, 2, 0]]
+        assert json.loads(answer.sealed)["writers"] == [[1, 5, 2, 0, 0]]
         refused = await writer.write([b"three"], 3)
         assert (refused.verdict, refused.position, refused.children[0].number) == (pb.WRITE_SEALED, 2, 3)
         assert await member.get(1) == {0: (b"one", 1)}
