@@ -67,6 +67,7 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
     "/pixiu.v1.TopicGroups/Load": ("admin", OPERATOR),
     "/pixiu.v1.TopicGroups/Blocks": (SAME,),
     "/pixiu.v1.Admin/Change": ("proxy", OPERATOR),
+    "/pixiu.v1.Admin/Plan": ("proxy", OPERATOR),
     "/pixiu.v1.Admin/Status": ("proxy", OPERATOR),
     "/grpc.health.v1.Health/Check": EVERYBODY,
     "/grpc.health.v1.Health/Watch": EVERYBODY,

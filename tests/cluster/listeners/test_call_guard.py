@@ -122,7 +122,7 @@ def test_every_method_is_in_the_table() -> None:
     streams = {method for name, method in vars(methods).items() if name.isupper()}
     of_clients = {
         "/pixiu.v1.Publisher/Publish", "/pixiu.v1.Publisher/Cluster", "/pixiu.v1.Subscriber/Subscribe", "/pixiu.v1.Mailer/Send",
-        *(f"/pixiu.v1.Topics/{name}" for name in ("Describe", "List", "Change")),
+        *(f"/pixiu.v1.Topics/{name}" for name in ("Describe", "List", "Change", "Plan")),
         *(f"/pixiu.v1.TopicLog/{name}" for name in ("Write", "Positions", "Consume", "Read", "Channel")),
     }  # fmt: skip
     assert {*SERVED, *streams} - of_clients == {method for method in METHODS if method.startswith("/pixiu")}
