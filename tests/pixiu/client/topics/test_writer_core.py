@@ -54,6 +54,7 @@ def resized(cluster: Cluster, rng: random.Random) -> None:
 def test_everything_is_stored_once_and_in_the_order_of_its_slot(seed: int) -> None:
     rng = random.Random(seed)
     cluster = Cluster(rng.choice((1, 2, 4)), rng.choice((1, 2, 3)))
+    cluster.names_children = bool(seed % 2)
     core = WriterCore(OPTIONS, cluster.topic(), 5, rng.random)
     network = Network(cluster, core, rng)
     sent: dict[int, list[TopicTicket]] = {slot: [] for slot in SLOTS_USED}
@@ -91,6 +92,7 @@ def test_a_named_writer_that_restarts_stores_nothing_twice(seed: int) -> None:
     """It begins after its `progress`, with the same rows in the same order, and the topic is resized between and meanwhile."""
     rng = random.Random(seed)
     cluster = Cluster(rng.choice((1, 2, 4)), 2)
+    cluster.names_children = bool(seed % 2)
     rows = {number: rng.choice(SLOTS_USED) for number in range(1, 400)}
     for life in range(8):
         stored = {
