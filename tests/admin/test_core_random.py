@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from admin import balancer, core, steps
 from admin import events as ev
-from admin import steps
 from pixiu.discovery.topics import PartState, TopicNode
 from pixiu.placement.slots import SLOTS
 from tests.admin.world import World
@@ -83,6 +83,9 @@ def play(seed: int) -> World:
 def test_registry_and_groups_agree_in_the_end(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 2:
         monkeypatch.setattr(steps, "MAX_WRITERS", 1)  # of which a part with several has several entries
+        monkeypatch.setattr(core, "LOAD_S", 1.0)  # parts move by load all the time
+        monkeypatch.setattr(balancer, "REST_S", 1.0)
+        monkeypatch.setattr(balancer, "HOUR_S", 20.0)
     world = play(seed)
     world.check_order()
     world.check_agreement()

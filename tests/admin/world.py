@@ -21,6 +21,7 @@ from topic.state.parts import Appended, Verdict
 from topic.state.state import Done, Sealed, State
 
 WALL_MS = 1_750_000_000_000
+MOVES_PER_HOUR = 60
 
 
 class Segments:
@@ -121,7 +122,9 @@ class World:
         self.registry = Registry()
         self.log: list[tuple[int, int, object]] = []
         self.groups = [Group(number, self.log) for number in range(groups)]
-        self.core = Core()
+        self.core = Core(MOVES_PER_HOUR)
+        self.moves = 0
+        """Of parts by load, of all admins but the last."""
         self.pending: list[tuple[int, Callable[[bool], None]]] = []
         """What is under way: epoch of the admin, and what happens (argument: whether the answer arrives)."""
         self.answers: dict[int, ev.Answer] = {}
@@ -135,7 +138,8 @@ class World:
 
     def elect(self) -> None:
         """Another admin leads; the former one is gone, and what it had under way may still happen."""
-        self.core = Core()
+        self.moves += self.core.counters.moves
+        self.core = Core(MOVES_PER_HOUR)
         self.registry.epoch += 1
         topics = {name: self.registry.read(name) for name in self.registry.nodes}
         found = {name: (version, node) for name, (version, node) in topics.items() if node is not None}
@@ -188,7 +192,7 @@ class World:
                 def ask(arrives: bool, number: int = effect.group) -> None:
                     group = self.groups[number]
                     if epoch == self.registry.epoch:
-                        self.step(ev.LoadRead(number, group.loads() if group.up and arrives else None))
+                        self.step(ev.LoadRead(number, group.loads() if group.up and arrives else None, number / 2))
 
                 self.pending.append((epoch, ask))
 
