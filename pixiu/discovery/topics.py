@@ -127,10 +127,6 @@ class TopicNode:
     """Messages that the topic takes in a second; 0: no limit."""
     bytes_per_s: int = 0
     """Bytes of blocks that the topic takes in a second; 0: no limit."""
-    retain_acknowledged: int = 0
-    """1: what all channels have acknowledged may be dropped."""
-    compact: int = 0
-    """Seconds for which a tombstone is kept; the last message of each key stays. 0: the topic is not compacted."""
     deleted_at_ms: int = 0
     """Time of its deletion, Unix milliseconds; 0: it is not deleted."""
     purge_at_ms: int = 0
@@ -139,6 +135,10 @@ class TopicNode:
     """True if its messages are being removed: it cannot be restored any more."""
     settled: int = 0
     """The version that all groups have confirmed."""
+    retain_acknowledged: int = 0
+    """1: what all channels have acknowledged may be dropped."""
+    compact: int = 0
+    """Seconds for which a tombstone is kept; the last message of each key stays. 0: the topic is not compacted."""
     _by_number: dict[int, TopicPart] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -116,6 +116,7 @@ async def test_a_topic_from_its_making_to_its_removal(roles: Roles) -> None:
     assert (code, "column 5" in errors) == (2, True), errors
     filtered = await pixiu.json("channel", "set", "profiles", "c", "--filter", 'key == "a"')
     assert filtered["filter"] == 'key == "a"'
+    await pixiu.json("delete", "profiles", "--now", "--yes")
 
     await pixiu.json("delete", "orders", "--yes")
     code, _, errors = await pixiu.run("write", "orders", given="x\n")
