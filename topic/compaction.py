@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cluster.topics import entries as en
-from pixiu.errors import PixiuError
+from pixiu.errors import PixiuError, StorageError
 from pixiu.wire.block import Flag
 from topic.clients.group import Group
 from topic.state.parts import Part
@@ -84,7 +84,13 @@ class Compaction:
         self._seen[part.part] = log.appended_bytes, now_us, closed
         for segment in log.segments[:-1]:
             before_us = 0 if part.parents else now_us - kept_us  # a parent may have what the tombstone deletes
-            found = await asyncio.to_thread(superseded, self._group.store.files, segment, self._group.store.keys, part, before_us)
+            try:
+                found = await asyncio.to_thread(
+                    superseded, self._group.store.files, segment, self._group.store.keys, part, before_us
+                )
+            except StorageError:  # a row of the index is damaged, or the table was closed meanwhile
+                self._seen.pop(part.part, None)
+                return
             if self._group.store.logs.get(part.part) is not log or not self._group.core.epoch:
                 return
             if not await self._propose(part, found):

@@ -215,6 +215,19 @@ def test_a_part_with_parents_keeps_its_tombstones() -> None:
     assert list(group.replicas[0].messages(child)) == [1, 2]
 
 
+def test_a_part_with_parents_remembers_keys_that_retention_has_dropped() -> None:
+    group, child = Group(), en.part_id(TOPIC, 2)
+    replica = group.replicas[0]
+    replica.open_part(2, parents=[1])
+    for number in range(10):
+        data = block.encode([block.Message(b"x" * 200, 1, b"%d" % number)], topic=TOPIC, part=2, writer=5, first=number + 1)
+        replica.apply(en.BLOCK, en.encode_block(42, data))
+    replica.store.flush()
+    replica.apply(en.TRIM, en.encode_trim(child, 5))
+    again = replica.reopened()
+    assert again.store.keys.last(child, digest_of(b"0")) == (0, False)
+
+
 def test_what_is_removed_counts_as_acknowledged_also_of_what_waits_and_of_dead_letters() -> None:
     group = Group()
     group.write(*(block.Message(b"x", 1, b"a") for _ in range(6)))

@@ -37,10 +37,10 @@ async def last(group: Group, request: pb.TopicLastRequest) -> pb.TopicLastReply:
             raise WrongPartition(f"part {request.part} of {topic.name} is not in this group; ask a proxy where it is")
         reply = pb.TopicLastReply(sealed=part.sealed, children=children_of(part.children))
         known = group.store.keys.last(part.part, digest)
-        if known is None or known.offset < part.first:
+        if known is None:
             return reply
         reply.known = True
-        if known.tombstone:
+        if known.tombstone or known.offset < part.first:  # retention has dropped it: those before it count no more
             return reply
         found = await group.reader.find(part.part, known.offset)
         group.check_reads()

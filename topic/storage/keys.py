@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 import xxhash
 
+from pixiu.errors import StateDamaged
 from pixiu.wire.block import Block
 
 KEY: Final = b"\3"
@@ -90,7 +91,10 @@ class KeyIndex:
         """Forget deleted keys, if their tombstones are still the last, and among the messages that are removed."""
         gone = list(removed)
         for digest in digests:
-            found = self.last(part, digest)
+            try:
+                found = self.last(part, digest)
+            except StateDamaged:
+                continue  # the row stays: a deleted key has no message in either case
             if found is not None and found.tombstone and any(low <= found.offset < high for low, high in gone):
                 self._new[prefix_of(part) + digest] = None
 

@@ -121,6 +121,7 @@ class Store:
         for name in self.files.names(FOLDER):
             if _part_in(name) not in self.state.parts:
                 self.files.remove_folder(f"{FOLDER}/{name}")
+        self._swept = {part.part: part.first for part in self.state.parts.values()}
         for part in self.state.parts.values():
             remove_copies(self.files, self.log_of(part.part).folder)
             self.log_of(part.part).open(part.first, part.end, lasts.get(part.part, NO_FILE))
@@ -161,6 +162,11 @@ class Store:
         self.keys.forget(part, digests, ranges)
         self.compacting.add(part, ranges)
 
+    def _is_swept(self, part: int) -> bool:
+        """True if keys whose messages were trimmed go from the index. In a part with parents they say that those of the parents do
+        not count."""
+        return self.is_compacted(part) and not self.state.parts[part].parents
+
     def is_compacted(self, part: int) -> bool:
         """True if the last message of each key of a part is known."""
         topic = self.state.topics.get(topic_of(part))
@@ -200,7 +206,7 @@ class Store:
         gone = [(_last_key(part), None) for part in self._dropped if part not in self.logs]
         self._unsaved += self.compacting.rows()
         rows = [*self._unsaved, *self.keys.freeze()]
-        swept = {part: first for part, first in firsts.items() if self._swept.get(part, 0) < first and self.is_compacted(part)}
+        swept = {part: first for part, first in firsts.items() if self._swept.get(part, 0) < first and self._is_swept(part)}
         return Flush(
             self.state.applied,
             self.state.clock_us,
