@@ -390,5 +390,36 @@ async def test_retention_drops_segments_and_says_so(roles: Roles) -> None:
     await until(lambda: _are(not list(folder.iterdir())), "a folder that is gone")
 
 
+async def test_a_compacted_topic_keeps_the_last_message_of_each_key(roles: Roles) -> None:
+    await roles.layout(topic=1)
+    options: dict[str, Any] = {"partition": 0, "flush_interval_s": 0.05, "retention_interval_s": 0.1}
+    roles.start("topic-a", **options)
+    (node,) = await roles.running("topic-a")
+    await leader(roles, "topic-a")
+    await make_topic(node, compact=3600)
+    last = 0
+    async with Writer(node) as writer:
+
+        async def compacted() -> bool:
+            nonlocal last
+            last += 1
+            assert (await writer.write([b"%d" % last + bytes(500_000)], last, key=b"a")).verdict == pb.WRITE_STORED
+            return await roles.metric(node, "compacted_bytes_total") > 1_000_000
+
+        await until(compacted, "files without superseded messages")
+    found = await read_all(node)
+    assert len(found) < last
+    assert found[last - 1].startswith(b"%d\0" % last)
+    async with Member(node) as member:
+        assert list(await member.get(len(found))) == list(found)
+    await roles.kill("topic-a")
+    roles.start("topic-a", **options)
+    (node,) = await roles.running("topic-a")
+    await leader(roles, "topic-a")
+    reply = await call(node, "Last", pb.TopicLastRequest(topic=ORDERS, part=1, key=b"a"))
+    assert (reply.known, reply.message.base) == (True, last - 1)
+    assert (await read_all(node)).keys() <= found.keys()
+
+
 async def _are(found: bool) -> bool:
     return found

@@ -15,7 +15,7 @@ from cluster.topics import entries as en
 from cluster.wire.v1 import topic_group_pb2 as group_pb
 from cluster.wire.v1 import topic_group_pb2_grpc as group_grpc
 from pixiu.discovery.node import Node
-from pixiu.wire.block import Block, Message, encode, parse_stored, stored_size
+from pixiu.wire.block import Block, Flag, Message, encode, parse_stored, stored_size
 from pixiu.wire.v1 import topic_pb2 as pb
 from pixiu.wire.v1 import topic_pb2_grpc as pb_grpc
 from tests.support.roles import Roles
@@ -80,9 +80,9 @@ class Writer:
     async def __aexit__(self, *error: Any) -> None:
         await self.stream.__aexit__(*error)
 
-    def send(self, bodies: Sequence[bytes], first: int, slot: int = 0, level: int = 0) -> None:
+    def send(self, bodies: Sequence[bytes], first: int, slot: int = 0, level: int = 0, key: bytes | None = None) -> None:
         """Send a block."""
-        messages = [Message(body, slot) for body in bodies]
+        messages = [Message(body, slot, key) for body in bodies]
         block = encode(messages, topic=self._topic, part=self._part, writer=self._writer, first=first)
         request = pb.TopicWriteRequest(request=next(self._requests), block=block)
         request.level = level  # type: ignore[assignment]
@@ -93,9 +93,11 @@ class Writer:
         (result,) = (await self.stream.next()).results
         return result  # type: ignore[no-any-return]
 
-    async def write(self, bodies: Sequence[bytes], first: int, slot: int = 0, level: int = 0) -> pb.TopicWriteResult:
+    async def write(
+        self, bodies: Sequence[bytes], first: int, slot: int = 0, level: int = 0, key: bytes | None = None
+    ) -> pb.TopicWriteResult:
         """Send a block and wait for its result."""
-        self.send(bodies, first, slot, level)
+        self.send(bodies, first, slot, level, key)
         return await self.result()
 
 
@@ -186,7 +188,8 @@ async def read_all(node: Node, part: int = 1, start: int = 0) -> dict[int, bytes
     while True:
         reply = await call(node, "Read", pb.TopicReadRequest(topic=ORDERS, part=part, offset=start))
         for base, block in blocks_in(reply.blocks):
-            found |= {base + number: block.message(number).body for number in range(block.count)}
+            if not block.flags & Flag.HOLE:
+                found |= {base + number: block.message(number).body for number in range(block.count)}
         assert not reply.gap_high, reply
         if reply.next >= reply.committed_end:
             return found
@@ -194,10 +197,11 @@ async def read_all(node: Node, part: int = 1, start: int = 0) -> dict[int, bytes
 
 
 async def make_topic(
-    node: Node, parts: Sequence[int] = (1,), ordered: bool = False, retention_bytes: int = 0, **channel: Any
+    node: Node, parts: Sequence[int] = (1,), ordered: bool = False, retention_bytes: int = 0, compact: int = 0,
+    **channel: Any,
 ) -> None:  # fmt: skip
     """A topic with parts of equal ranges, and a channel `c`."""
-    wanted = en.TopicSettings(TOPIC, ORDERS, retention_bytes=retention_bytes)
+    wanted = en.TopicSettings(TOPIC, ORDERS, retention_bytes=retention_bytes, compact=compact)
     await until(lambda: _done(node, en.TOPIC, wanted.encode()), "a topic")
     step = 65_536 // len(parts)
     for place, part in enumerate(parts):
