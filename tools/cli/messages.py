@@ -21,6 +21,8 @@ from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_cons
 if TYPE_CHECKING:
     from pixiu.client.destination import Destination
     from pixiu.client.mail.options import LevelName
+    from pixiu.client.messages.load_test import LoadTest
+    from pixiu.client.messages.send_options import SendOptions
 
 Rooms = Annotated[list[int] | None, typer.Option("--room", "-r", help="A RoomID; may be repeated.", metavar="ROOM")]
 Topics = Annotated[list[str] | None, typer.Option("--topic", help="A topic; may be repeated.", metavar="TOPIC")]
@@ -44,6 +46,7 @@ def send(
     to: Annotated[
         list[int] | None, typer.Option("--to", help="With --mail: a further receiver; may be repeated.", metavar="UIN")
     ] = None,
+    load_test: Annotated[bool, typer.Option("--load-test", help="Mark it as part of a load test.")] = False,
     uin: Uin = 0,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
@@ -67,11 +70,15 @@ def send(
         safety = level_of(level).name.lower()
 
     async def send_one(client: pixiu.Client, payload: bytes) -> int:
+        marked: SendOptions = {"load_test": load_test}
         if mail:
-            return (await client.user(user or 0).mail(payload, level=cast("LevelName", safety), to=to or ())).id
+            return (
+                await client.user(user or 0).mail(payload, level=cast("LevelName", safety), to=to or (), load_test=load_test)
+            ).id
         if signal:
-            return (await (client.room(room) if room is not None else client.user(user or 0)).signal(payload, receipt)).id
-        return (await _destination(client, room, topic, user).send(payload)).id
+            place = client.room(room) if room is not None else client.user(user or 0)
+            return (await place.signal(payload, receipt, **marked)).id
+        return (await _destination(client, room, topic, user).send(payload, **marked)).id
 
     async def run() -> list[int]:
         check_reachable(target)
@@ -106,6 +113,9 @@ def listen(
     user: Annotated[int, typer.Option("--user", help="Listen as this user to what is sent to them.", metavar="UIN")] = 0,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after this number of messages; 0: never.")] = 0,
     seconds: Annotated[float, typer.Option("--for", min=0, help="End after this number of seconds; 0: never.")] = 0.0,
+    load_test: Annotated[
+        str, typer.Option("--load-test", help="Messages of load tests: block, pass (they come, too) or only.", metavar="WHICH")
+    ] = "block",
     uin: Uin = 0,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
@@ -116,11 +126,14 @@ def listen(
     if user and uin not in (0, user):
         raise InvalidArgument(f"--user {user} listens as that user; leave out --uin {uin}")
     uin = uin or user
+    from pixiu.client.messages.load_test import check_load_test
+
+    chosen = cast("LoadTest", check_load_test(load_test))
 
     async def run() -> None:
         check_reachable(target)
         async with pixiu.connect(target, uin=uin, client="" if not uin else f"pixiu-listen-{uin}") as client:
-            await _listen(client, room or [], topic or [], count, as_json, chat=bool(user))
+            await _listen(client, room or [], topic or [], count, as_json, chat=bool(user), load_test=chosen)
 
     async def run_for() -> None:
         with contextlib.suppress(TimeoutError):
@@ -133,10 +146,12 @@ def listen(
         raise typer.Exit(0) from None
 
 
-async def _listen(client: pixiu.Client, rooms: list[int], topics: list[str], count: int, as_json: bool, *, chat: bool) -> None:
+async def _listen(
+    client: pixiu.Client, rooms: list[int], topics: list[str], count: int, as_json: bool, *, chat: bool, load_test: LoadTest
+) -> None:
     out, seen = console(), 0
     subscription = client.subscribe(
-        rooms=rooms, topics=topics, chat=chat, on_gap=lambda reason: error_console().print(f"gap: {reason}")
+        rooms=rooms, topics=topics, chat=chat, on_gap=lambda reason: error_console().print(f"gap: {reason}"), load_test=load_test
     )
     async with subscription:
         if not as_json:
