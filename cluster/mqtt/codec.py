@@ -1,25 +1,29 @@
-"""MQTT 3.1.1 packets to bytes. `Decoder` and `decode`, for the other direction, can be imported from here too. No I/O.
+"""Packets of MQTT 3.1, 3.1.1 and 5 to bytes. `Decoder` and `decode`, for the other direction, can be imported from here. No I/O.
 
-Source: OASIS MQTT 3.1.1 sections 2 and 3.
+Source: OASIS MQTT 3.1.1 and 5.0, sections 2 and 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from cluster.mqtt.decoder import Decoder, decode
+from cluster.mqtt.fields import LAYOUTS, Field
 from cluster.mqtt.packets import (
     FIXED_FLAGS,
     MAX_PACKET_ID,
     MAX_REMAINING_LENGTH,
     MAX_STRING_BYTES,
-    PROTOCOL_LEVEL,
-    PROTOCOL_NAME,
+    MQTT_3_1_1,
+    MQTT_5,
+    PROTOCOL_NAMES,
     SUBACK_FAILURE,
+    Auth,
     Connack,
     ConnackCode,
     Connect,
+    Dialect,
     Disconnect,
     Packet,
     PacketType,
@@ -36,6 +40,8 @@ from cluster.mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
+from cluster.mqtt.properties import WILL, Property, encode_properties
+from cluster.mqtt.reason_codes import ALLOWED, DISCONNECTS
 from pixiu.errors import InvalidArgument
 from pixiu.placement.topics import has_wildcard, is_filter
 
@@ -109,7 +115,7 @@ def topic_prefix(topic: str) -> bytes:
 def encode_publish(
     topic: str, payload: bytes, qos: int = 0, packet_id: int = 0, *, retain: bool = False, dup: bool = False
 ) -> bytes:
-    """Encode a PUBLISH of any QoS. Raises `InvalidArgument` for anything that a receiver would have to refuse.
+    """Encode a PUBLISH of MQTT 3 of any QoS. Raises `InvalidArgument` for anything that a receiver would have to refuse.
 
     Source: OASIS MQTT 3.1.1 section 3.3.
     """
@@ -117,26 +123,37 @@ def encode_publish(
 
 
 def encode_publish_parts(
-    prefix: bytes, payload: bytes, qos: int, packet_id: int, *, retain: bool = False, dup: bool = False
+    prefix: bytes,
+    payload: bytes,
+    qos: int,
+    packet_id: int,
+    *,
+    retain: bool = False,
+    dup: bool = False,
+    properties: bytes = b"",
 ) -> bytes:
-    """`encode_publish` from a cached `topic_prefix`."""
+    """`encode_publish` from a cached `topic_prefix`. `properties`: encoded with their length, for MQTT 5."""
     if qos not in (0, 1, 2) or (qos == 0 and (dup or packet_id)):
         raise InvalidArgument("QoS is 0, 1 or 2; DUP and a packet identifier need QoS 1 or 2")
     identifier = _encode_packet_id(packet_id) if qos else b""
     first = 0x30 | dup << 3 | qos << 1 | retain
-    return b"".join((_head(first, len(prefix) + len(identifier) + len(payload)), prefix, identifier, payload))
+    size = len(prefix) + len(identifier) + len(properties) + len(payload)
+    return b"".join((_head(first, size), prefix, identifier, properties, payload))
 
 
-def encode_publishes(prefix: bytes, payloads: Sequence[bytes], packet_ids: Sequence[int], *, dup: bool) -> list[bytes]:
-    """Encode a PUBLISH of QoS 1 for each payload, from a `topic_prefix` and unchecked identifiers. Raises `InvalidArgument`."""
+def encode_publishes(
+    prefix: bytes, payloads: Sequence[bytes], packet_ids: Sequence[int], *, dup: bool, properties: bytes = b""
+) -> list[bytes]:
+    """Encode a PUBLISH of QoS 1 for each payload, from a `topic_prefix` and unchecked identifiers. `properties`: as in
+    `encode_publish_parts`. Raises `InvalidArgument`."""
     first = 0x32 | dup << 3
     head, size = b"", -1
     packets: list[bytes] = []
     for payload, packet_id in zip(payloads, packet_ids, strict=True):
         if len(payload) != size:
             size = len(payload)
-            head = _head(first, len(prefix) + 2 + size) + prefix
-        packets.append(head + packet_id.to_bytes(2, "big") + payload)
+            head = _head(first, len(prefix) + 2 + len(properties) + size) + prefix
+        packets.append(head + packet_id.to_bytes(2, "big") + properties + payload)
     return packets
 
 
@@ -147,12 +164,57 @@ def encode_pubacks(packet_ids: Iterable[int], exactly: Container[int] = ()) -> b
     return b"".join([(b"\x50\x02" if one in exactly else b"\x40\x02") + one.to_bytes(2, "big") for one in packet_ids])
 
 
-def encode(packet: Packet) -> bytes:
-    """Encode one packet. Raises `InvalidArgument` for anything that a receiver would have to refuse.
+def encode(packet: Packet, dialect: Dialect = MQTT_3_1_1) -> bytes:
+    """Encode one packet; a CONNECT is of its own dialect. Raises `InvalidArgument` for what a receiver would have to refuse.
 
-    Source: OASIS MQTT 3.1.1 section 3.
+    Source: OASIS MQTT 3.1.1 and 5.0 section 3.
     """
-    return _ENCODERS[type(packet)](packet)
+    kind = _KINDS.get(type(packet))
+    if kind is None:
+        return _ENCODERS[type(packet)](packet, dialect)
+    layout = LAYOUTS[dialect].get(kind)
+    if layout is None:
+        raise InvalidArgument(f"{kind.name} does not exist in {dialect.name}")
+    values: dict[str, Any] = {name.value: getattr(packet, name.value) for name in _FIELDS[kind]}
+    fields = layout.fields
+    _check(kind, values, fields, dialect)
+    size = len(fields)
+    while size > layout.required and not values[fields[size - 1].value]:
+        size -= 1
+    return _packet(kind, b"".join([_encode_field(kind, field, values[field.value]) for field in fields[:size]]))
+
+
+def _check(kind: PacketType, values: Mapping[str, Any], fields: tuple[Field, ...], dialect: Dialect) -> None:
+    """Check what a field alone does not show. Raises `InvalidArgument`."""
+    for name, value in values.items():
+        if value and not any(field.value == name for field in fields):
+            raise InvalidArgument(f"a {kind.name} of {dialect.name} has no {name}")
+    if Field.CODES in fields:
+        codes = values["codes"]
+        allowed: Container[int] = ALLOWED[kind] if dialect is MQTT_5 else (0, 1, 2, SUBACK_FAILURE)
+        if not codes or any(code not in allowed for code in codes):
+            raise InvalidArgument(f"a {kind.name} has at least one code, each one of those allowed")
+    if Field.CODE not in fields:
+        return
+    code = values["code"]
+    if dialect is not MQTT_5:
+        known = 0 <= code <= ConnackCode.NOT_AUTHORISED
+    elif kind is PacketType.DISCONNECT:
+        known = any(code in codes for codes in DISCONNECTS.values())
+    else:
+        known = code in ALLOWED[kind]
+    if not known or (code and values.get("session_present")):
+        raise InvalidArgument(f"{code} is not a code of {kind.name}, or it is a refusal with a session")
+    if kind is PacketType.AUTH and Property.AUTHENTICATION_METHOD not in (values["properties"] or {}):
+        raise InvalidArgument("an AUTH has an authentication method")
+
+
+def _encode_field(kind: PacketType, field: Field, value: Any) -> bytes:
+    if field is Field.PACKET_ID:
+        return _encode_packet_id(value)
+    if field is Field.PROPERTIES:
+        return encode_properties(value, kind)
+    return bytes(value) if field is Field.CODES else bytes((value,))
 
 
 def _encode_string(text: str) -> bytes:
@@ -183,80 +245,97 @@ def _encode_filter(name: str) -> bytes:
     return _encode_string(name)
 
 
-def _encode_connect(packet: Connect) -> bytes:
-    if packet.password is not None and packet.user_name is None:
+def _encode_connect(packet: Connect, _: Dialect) -> bytes:
+    dialect = packet.dialect
+    if packet.password is not None and packet.user_name is None and dialect is not MQTT_5:
         raise InvalidArgument("a password needs a user name")
     if not 0 <= packet.keep_alive_s <= 0xFFFF:
         raise InvalidArgument(f"keep-alive is from 0 to 65535 seconds, not {packet.keep_alive_s}")
     flags, will = packet.clean_session << 1, packet.will
-    fields = [_encode_string(packet.client_id)]
+    fields = [_properties(packet.properties, PacketType.CONNECT, dialect), _encode_string(packet.client_id)]
     if will is not None:
         if will.qos not in (0, 1, 2):
             raise InvalidArgument(f"a will's QoS is 0, 1 or 2, not {will.qos}")
         flags |= 4 | will.qos << 3 | will.retain << 5
-        fields += [topic_prefix(will.topic), _encode_binary(will.payload)]
+        fields += [_properties(will.properties, WILL, dialect), topic_prefix(will.topic), _encode_binary(will.payload)]
     if packet.user_name is not None:
         flags |= 0x80
         fields.append(_encode_string(packet.user_name))
     if packet.password is not None:
         flags |= 0x40
         fields.append(_encode_binary(packet.password))
-    fixed = _encode_string(PROTOCOL_NAME) + bytes((PROTOCOL_LEVEL, flags)) + packet.keep_alive_s.to_bytes(2, "big")
+    fixed = _encode_string(PROTOCOL_NAMES[dialect]) + bytes((dialect, flags)) + packet.keep_alive_s.to_bytes(2, "big")
     return _packet(PacketType.CONNECT, fixed + b"".join(fields))
 
 
-def _encode_connack(packet: Connack) -> bytes:
-    if not 0 <= packet.code <= ConnackCode.NOT_AUTHORISED or (packet.session_present and packet.code):
-        raise InvalidArgument("a CONNACK's code is from 0 to 5, and a refusal has no session")
-    return _packet(PacketType.CONNACK, bytes((packet.session_present, packet.code)))
+def _encode_publish(packet: Publish, dialect: Dialect) -> bytes:
+    properties = packet.properties
+    by_alias = not packet.topic and properties and Property.TOPIC_ALIAS in properties
+    return encode_publish_parts(
+        b"\0\0" if by_alias else topic_prefix(packet.topic),
+        packet.payload,
+        packet.qos,
+        packet.packet_id,
+        retain=packet.retain,
+        dup=packet.dup,
+        properties=_properties(properties, PacketType.PUBLISH, dialect),
+    )
 
 
-def _encode_subscribe(packet: Subscribe) -> bytes:
-    if not packet.filters or any(qos not in (0, 1, 2) for _, qos in packet.filters):
+def _encode_subscribe(packet: Subscribe, dialect: Dialect) -> bytes:
+    most = 0x2E if dialect is MQTT_5 else 2
+    if not packet.filters or any(not 0 <= options <= most or options & 3 == 3 for _, options in packet.filters):
         raise InvalidArgument("a SUBSCRIBE has at least one filter, and its QoS are 0, 1 or 2")
-    body = [_encode_filter(name) + bytes((qos,)) for name, qos in packet.filters]
-    return _packet(PacketType.SUBSCRIBE, _encode_packet_id(packet.packet_id) + b"".join(body))
+    body = [_encode_filter(name) + bytes((options,)) for name, options in packet.filters]
+    return _filters_packet(PacketType.SUBSCRIBE, packet, dialect, body)
 
 
-def _encode_unsubscribe(packet: Unsubscribe) -> bytes:
+def _encode_unsubscribe(packet: Unsubscribe, dialect: Dialect) -> bytes:
     if not packet.filters:
         raise InvalidArgument("an UNSUBSCRIBE has at least one filter")
-    body = [_encode_filter(name) for name in packet.filters]
-    return _packet(PacketType.UNSUBSCRIBE, _encode_packet_id(packet.packet_id) + b"".join(body))
+    return _filters_packet(PacketType.UNSUBSCRIBE, packet, dialect, [_encode_filter(name) for name in packet.filters])
 
 
-def _encode_suback(packet: Suback) -> bytes:
-    if not packet.codes or any(code not in (0, 1, 2, SUBACK_FAILURE) for code in packet.codes):
-        raise InvalidArgument("a SUBACK has at least one code, each 0, 1, 2 or 0x80")
-    return _packet(PacketType.SUBACK, _encode_packet_id(packet.packet_id) + bytes(packet.codes))
+def _filters_packet(kind: PacketType, packet: Subscribe | Unsubscribe, dialect: Dialect, body: list[bytes]) -> bytes:
+    properties = _properties(packet.properties, kind, dialect)
+    return _packet(kind, _encode_packet_id(packet.packet_id) + properties + b"".join(body))
+
+
+def _properties(properties: Mapping[int, object] | None, packet: int, dialect: Dialect) -> bytes:
+    if dialect is MQTT_5:
+        return encode_properties(properties, packet)
+    if properties:
+        raise InvalidArgument(f"{dialect.name} has no properties")
+    return b""
 
 
 def _packet(kind: PacketType, body: bytes) -> bytes:
     return _head(kind << 4 | FIXED_FLAGS.get(kind, 0), len(body)) + body
 
 
-def _identifier_only(kind: PacketType) -> Callable[[Any], bytes]:
-    return lambda packet: _packet(kind, _encode_packet_id(packet.packet_id))
-
-
-def _encode_unacceptable(packet: UnacceptableConnect) -> bytes:
+def _encode_unacceptable(packet: UnacceptableConnect, _: Dialect) -> bytes:
     raise InvalidArgument("a CONNECT of another protocol level is only decoded")
 
 
-_ENCODERS: Final[dict[type[Packet], Callable[[Any], bytes]]] = {
-    Publish: lambda p: encode_publish(p.topic, p.payload, p.qos, p.packet_id, retain=p.retain, dup=p.dup),
+_ENCODERS: Final[dict[type[Packet], Callable[[Any, Dialect], bytes]]] = {
+    Publish: _encode_publish,
     Connect: _encode_connect,
     UnacceptableConnect: _encode_unacceptable,
-    Connack: _encode_connack,
-    Puback: _identifier_only(PacketType.PUBACK),
-    Pubrec: _identifier_only(PacketType.PUBREC),
-    Pubrel: _identifier_only(PacketType.PUBREL),
-    Pubcomp: _identifier_only(PacketType.PUBCOMP),
     Subscribe: _encode_subscribe,
-    Suback: _encode_suback,
     Unsubscribe: _encode_unsubscribe,
-    Unsuback: _identifier_only(PacketType.UNSUBACK),
-    Pingreq: lambda _: PINGREQ,
-    Pingresp: lambda _: PINGRESP,
-    Disconnect: lambda _: DISCONNECT,
 }
+_KINDS: Final[dict[type[Packet], PacketType]] = {
+    Connack: PacketType.CONNACK,
+    Puback: PacketType.PUBACK,
+    Pubrec: PacketType.PUBREC,
+    Pubrel: PacketType.PUBREL,
+    Pubcomp: PacketType.PUBCOMP,
+    Suback: PacketType.SUBACK,
+    Unsuback: PacketType.UNSUBACK,
+    Pingreq: PacketType.PINGREQ,
+    Pingresp: PacketType.PINGRESP,
+    Disconnect: PacketType.DISCONNECT,
+    Auth: PacketType.AUTH,
+}
+_FIELDS: Final = {kind: layout.fields for kind, layout in LAYOUTS[MQTT_5].items()}
+"""Fields of the packet types, as far as they have a layout: MQTT 5 has all that the others have."""

@@ -1,13 +1,15 @@
-"""Bytes to MQTT 3.1.1 packets. No I/O.
+"""Bytes to packets of MQTT 3.1, 3.1.1 and 5. No I/O.
 
     0      type (upper 4 bits), flags (lower 4)
     1..4   remaining length: 7 bits a byte, least significant first, top bit: more follow
-    …      for PUBLISH: u16 topic length, topic, u16 packet identifier (QoS 1 and 2 only), payload
+    …      for PUBLISH: u16 topic length, topic, u16 packet identifier (QoS 1 and 2 only), properties (MQTT 5 only), payload
+
+The CONNECT names the dialect of what follows; it chooses among tables of first bytes and of parsers.
 
 A decoder checks each packet as far as its bytes have arrived, in the order of the bytes: the packets it returns, and the error it
 stops at, do not depend on how the stream was cut.
 
-Source: OASIS MQTT 3.1.1 sections 2 and 3.
+Source: OASIS MQTT 3.1.1 and 5.0, sections 2 and 3.
 """
 
 from __future__ import annotations
@@ -16,48 +18,37 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from cluster.mqtt.fields import DIRECTIONS, LAYOUTS, Field, Layout
 from cluster.mqtt.packets import (
     FIRST_PACKET_BYTES,
     FIXED_FLAGS,
+    LEAST_PACKET_BYTES,
     MAX_FILTERS,
     MAX_PACKET_BYTES,
-    PROTOCOL_LEVEL,
-    PROTOCOL_NAME,
+    MQTT_3_1,
+    MQTT_3_1_1,
+    MQTT_5,
+    PROTOCOL_NAMES,
     SUBACK_FAILURE,
-    Connack,
     ConnackCode,
     Connect,
-    Disconnect,
+    Dialect,
     MalformedPacket,
     Packet,
     PacketType,
-    Pingreq,
-    Pingresp,
-    Puback,
-    Pubcomp,
+    Properties,
     Publish,
-    Pubrec,
-    Pubrel,
     Reason,
     Side,
-    Suback,
     Subscribe,
     UnacceptableConnect,
-    Unsuback,
     Unsubscribe,
     Will,
 )
+from cluster.mqtt.properties import WILL, Property, decode_properties, text
+from cluster.mqtt.reason_codes import ALLOWED, DISCONNECTS
 from pixiu.errors import InvalidArgument
 from pixiu.placement.topics import CACHED_NAME_LENGTH, CACHED_NAMES, has_wildcard, is_filter
-
-_TO_SERVER: Final = {
-    PacketType.CONNECT, PacketType.PUBLISH, PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBREL, PacketType.PUBCOMP,
-    PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE, PacketType.PINGREQ, PacketType.DISCONNECT,
-}  # fmt: skip
-_TO_CLIENT: Final = {
-    PacketType.CONNACK, PacketType.PUBLISH, PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBREL, PacketType.PUBCOMP,
-    PacketType.SUBACK, PacketType.UNSUBACK, PacketType.PINGRESP,
-}  # fmt: skip
 
 # Class of each first byte for the decoding loop: one look-up instead of a chain of comparisons.
 _BAD: Final = 0
@@ -65,32 +56,45 @@ _PUBLISH_QOS_0: Final = 1
 _PUBLISH_WITH_ID: Final = 2
 _FILTERS: Final = 3
 _OTHER: Final = 4
+_PUBLISH_WITH_PROPERTIES: Final = 5
+
+NO_LOCAL: Final = 4
+RETAIN_AS_PUBLISHED: Final = 8
+SHARE: Final = "$share/"
 
 
-def _first_byte_problem(first: int, side: Side) -> Reason | None:
+def _first_byte_problem(first: int, side: Side, dialect: Dialect) -> Reason | None:
     kind, flags = first >> 4, first & 15
-    if kind in (0, 15):
+    if not kind or (kind == PacketType.AUTH and dialect is not MQTT_5):
         return Reason.UNKNOWN_TYPE
-    if kind not in (_TO_SERVER if side is Side.SERVER else _TO_CLIENT):
+    if kind not in DIRECTIONS[dialect, side]:
         return Reason.WRONG_DIRECTION
     if kind == PacketType.PUBLISH:
         if flags & 6 == 6:
             return Reason.PUBLISH_QOS_3
         return Reason.DUP_WITH_QOS_0 if flags & 14 == 8 else None
-    return None if flags == FIXED_FLAGS.get(PacketType(kind), 0) else Reason.RESERVED_FLAGS
+    fixed = FIXED_FLAGS.get(PacketType(kind), 0)
+    repeated = dialect is MQTT_3_1 and fixed and flags == fixed | 8  # MQTT 3.1 has DUP in packets of QoS 1 that are not PUBLISH
+    return None if flags == fixed or repeated else Reason.RESERVED_FLAGS
 
 
-def _kind_of_first_byte(first: int, side: Side) -> int:
-    if _first_byte_problem(first, side) is not None:
+def _kind_of_first_byte(first: int, side: Side, dialect: Dialect) -> int:
+    if _first_byte_problem(first, side, dialect) is not None:
         return _BAD
     if first >> 4 in (PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE):
         return _FILTERS
     if first >> 4 != PacketType.PUBLISH:
         return _OTHER
+    if dialect is MQTT_5:
+        return _PUBLISH_WITH_PROPERTIES
     return _PUBLISH_WITH_ID if first & 6 else _PUBLISH_QOS_0
 
 
-_LATER: Final = {side: bytes(_kind_of_first_byte(first, side) for first in range(256)) for side in Side}
+_LATER: Final = {
+    (dialect, side): bytes(_kind_of_first_byte(first, side, dialect) for first in range(256))
+    for dialect in Dialect
+    for side in Side
+}
 _FIRST: Final = {
     Side.SERVER: bytes(_OTHER if first == PacketType.CONNECT << 4 else _BAD for first in range(256)),
     Side.CLIENT: bytes(_OTHER if first == PacketType.CONNACK << 4 else _BAD for first in range(256)),
@@ -106,15 +110,17 @@ class _Unfinished(NamedTuple):
     """Bytes of the remaining filters."""
     filters: int
     """Limit of the remaining filters."""
+    properties: Properties | None
 
 
 class Decoder:
     """Bytes in, packets out, for one connection.
 
-    `side` is the side that reads. At most one incomplete packet is kept, of at most `max_packet_bytes` (4096 before the first
-    packet is complete), and never more than has arrived. Raises `InvalidArgument` for a maximum below 4096.
+    `side` is the side that reads; a server takes the dialect from the CONNECT. At most one incomplete packet is kept, of at most
+    `max_packet_bytes` (`FIRST_PACKET_BYTES` before the first packet is complete), and never more than has arrived. Raises
+    `InvalidArgument` for a maximum below 4096.
 
-    Source: OASIS MQTT 3.1.1 sections 2, 3 and 4.8.
+    Source: OASIS MQTT 3.1.1 sections 2, 3 and 4.8; MQTT 5.0 section 4.13.
     """
 
     __slots__ = (
@@ -123,21 +129,31 @@ class Decoder:
         "_max_filters",
         "_max_packet_bytes",
         "_needed",
+        "_parsers",
         "_rest",
         "_side",
         "_spent",
         "_unfinished",
+        "dialect",
         "error",
         "has_more",
     )
 
-    def __init__(self, side: Side, max_packet_bytes: int = MAX_PACKET_BYTES, max_filters: int = MAX_FILTERS) -> None:
-        if max_packet_bytes < FIRST_PACKET_BYTES:
-            raise InvalidArgument(f"max_packet_bytes is at least {FIRST_PACKET_BYTES}, not {max_packet_bytes}")
+    def __init__(
+        self,
+        side: Side,
+        max_packet_bytes: int = MAX_PACKET_BYTES,
+        max_filters: int = MAX_FILTERS,
+        dialect: Dialect = MQTT_3_1_1,
+    ) -> None:
+        if max_packet_bytes < LEAST_PACKET_BYTES:
+            raise InvalidArgument(f"max_packet_bytes is at least {LEAST_PACKET_BYTES}, not {max_packet_bytes}")
+        self.dialect = dialect
         self.error: MalformedPacket | None = None
         """The error at which decoding stopped for good; None while it goes on."""
         self._side = side
         self._kinds = _FIRST[side]
+        self._parsers = _PARSERS[dialect, side]
         self._limit = FIRST_PACKET_BYTES
         self._max_packet_bytes = max_packet_bytes
         self._max_filters = max_filters
@@ -208,14 +224,18 @@ class Decoder:
                 break
             if kind == _FILTERS:
                 packet_id = _packet_id(data[start : min(stop, start + 2)])
-                whole = _Unfinished(first >> 4 == PacketType.SUBSCRIBE, packet_id, size - 2, self._max_filters)
-                stop, left = self._give_filters(whole, data, start + 2, packets, left + 1)
+                at, properties = start + 2, None
+                if self.dialect is MQTT_5:
+                    properties, at = decode_properties(data[:stop], at, first >> 4)
+                whole = _Unfinished(first >> 4 == PacketType.SUBSCRIBE, packet_id, stop - at, self._max_filters, properties)
+                stop, left = self._give_filters(whole, data, at, packets, left + 1)
             elif kind == _OTHER:
-                append(_PARSERS[first >> 4](data[start:stop]))
+                append(self._parsers[first >> 4](data[start:stop]))
                 left = max(left - (size >> 5), 0)
-                if kinds is not _LATER[self._side]:
-                    self._kinds = kinds = _LATER[self._side]
-                    self._limit = self._max_packet_bytes
+                if self._kinds is _FIRST[self._side]:
+                    kinds = self._begin(packets[-1])
+            elif kind == _PUBLISH_WITH_PROPERTIES:
+                append(_publish(first, data, start, stop, self._side))
             else:
                 if size < 2:
                     raise MalformedPacket(Reason.TRUNCATED)
@@ -227,7 +247,7 @@ class Decoder:
                 raw = data[begin:after]
                 topic = _short_topic(raw) if after - begin <= CACHED_NAME_LENGTH else _topic(raw)
                 if kind == _PUBLISH_QOS_0:
-                    append(new(Publish, (topic, data[after:stop], 0, first & 1 == 1, False, 0)))
+                    append(new(Publish, (topic, data[after:stop], 0, first & 1 == 1, False, 0, None)))
                 else:
                     if after + 2 > stop:
                         raise MalformedPacket(Reason.TRUNCATED)
@@ -237,23 +257,32 @@ class Decoder:
                     append(
                         new(
                             Publish,
-                            (topic, data[after + 2 : stop], first >> 1 & 3, first & 1 == 1, first & 8 == 8, packet_id),
+                            (topic, data[after + 2 : stop], first >> 1 & 3, first & 1 == 1, first & 8 == 8, packet_id, None),
                         )
                     )
             position = stop
         self._spent = not left
         return position
 
+    def _begin(self, packet: Packet) -> bytes:
+        """Choose the tables for what follows the first packet."""
+        if isinstance(packet, Connect):
+            self.dialect = packet.dialect
+            self._parsers = _PARSERS[packet.dialect, self._side]
+        self._kinds = _LATER[self.dialect, self._side]
+        self._limit = self._max_packet_bytes
+        return self._kinds
+
     def _give_filters(self, of: _Unfinished, data: bytes, at: int, packets: list[Packet], left: int) -> tuple[int, int]:
         """Append a part with at most `left` filters, from position `at`; returns its end and the limit that remains."""
-        filters, used = _filters(data[at : at + of.size], min(left, of.filters), of.subscribes)
+        filters, used = _filters(data[at : at + of.size], min(left, of.filters), of.subscribes, self.dialect)
         more = used < of.size
         if more and len(filters) == of.filters:
             raise MalformedPacket(Reason.TOO_MANY_FILTERS)
         if of.subscribes:
-            packets.append(Subscribe(of.packet_id, tuple(filters), more))
+            packets.append(Subscribe(of.packet_id, tuple(filters), more, of.properties))
         else:
-            packets.append(Unsubscribe(of.packet_id, tuple([name for name, _ in filters]), more))
+            packets.append(Unsubscribe(of.packet_id, tuple([name for name, _ in filters]), more, of.properties))
         self._unfinished = of._replace(size=of.size - used, filters=of.filters - len(filters)) if more else None
         return at + used, left - len(filters)
 
@@ -279,7 +308,7 @@ class Decoder:
         already bad."""
         first = data[position]
         if self._kinds[first] == _BAD:
-            problem = _first_byte_problem(first, self._side)
+            problem = _first_byte_problem(first, self._side, self.dialect)
             if self._kinds is _FIRST[self._side] and problem in (None, Reason.WRONG_DIRECTION):
                 problem = Reason.FIRST_PACKET
             assert problem is not None
@@ -288,15 +317,15 @@ class Decoder:
         return start + size - position if start else len(data) - position + 1
 
 
-def decode(data: bytes, side: Side) -> Packet:
+def decode(data: bytes, side: Side, dialect: Dialect = MQTT_3_1_1) -> Packet:
     """Decode exactly one packet, at any point of a connection, without the size limit of the first packet.
 
     Raises `MalformedPacket`; `TRUNCATED` also when `data` is incomplete, `TRAILING_BYTES` when more follows.
 
     Source: OASIS MQTT 3.1.1 section 3.
     """
-    decoder = Decoder(side)
-    decoder._kinds, decoder._limit = _LATER[side], decoder._max_packet_bytes
+    decoder = Decoder(side, dialect=dialect)
+    decoder._kinds, decoder._limit = _LATER[dialect, side], decoder._max_packet_bytes
     packets = decoder.feed(data)
     if decoder.error is not None and not packets:
         raise decoder.error
@@ -357,69 +386,158 @@ def _end(body: bytes, at: int) -> None:
 
 def _parse_connect(body: bytes) -> Packet:
     name, at = _string(body, 0)
-    if name not in (PROTOCOL_NAME, "MQIsdp"):  # MQTT 3.1 was called MQIsdp: answer "unacceptable level"
+    if name not in PROTOCOL_NAMES.values():
         raise MalformedPacket(Reason.PROTOCOL_NAME)
     if at >= len(body):
         raise MalformedPacket(Reason.TRUNCATED)
     level = body[at]
-    if name != PROTOCOL_NAME or level != PROTOCOL_LEVEL:
+    if PROTOCOL_NAMES.get(level) != name:  # type: ignore[call-overload]
         return UnacceptableConnect(name, level)
-    if at + 4 > len(body):
+    dialect = Dialect(level)
+    try:
+        return _connect(body, at + 1, dialect)
+    except (MalformedPacket, UnicodeDecodeError) as error:
+        reason = error.reason if isinstance(error, MalformedPacket) else Reason.INVALID_UTF8
+        raise MalformedPacket(reason, dialect) from None
+
+
+def _connect(body: bytes, at: int, dialect: Dialect) -> Connect:
+    if at + 3 > len(body):
         raise MalformedPacket(Reason.TRUNCATED)
-    flags = body[at + 1]
-    if flags & 1:
+    flags = body[at]
+    if flags & 1 and dialect is not MQTT_3_1:
         raise MalformedPacket(Reason.CONNECT_RESERVED_FLAG)
     if flags & 0x18 == 0x18:
         raise MalformedPacket(Reason.WILL_QOS_3)
     if flags & 0x38 and not flags & 4:
         raise MalformedPacket(Reason.WILL_FLAGS_WITHOUT_WILL)
-    if flags & 0x40 and not flags & 0x80:
+    if flags & 0x40 and not flags & 0x80 and dialect is not MQTT_5:
         raise MalformedPacket(Reason.PASSWORD_WITHOUT_USER_NAME)
-    keep_alive = _u16(body, at + 2)
-    client_id, at = _string(body, at + 4)
-    will = user_name = password = None
+    keep_alive, at = _u16(body, at + 1), at + 3
+    properties = will = user_name = password = None
+    if dialect is MQTT_5:
+        properties, at = decode_properties(body, at, PacketType.CONNECT)
+        if properties and Property.AUTHENTICATION_DATA in properties and Property.AUTHENTICATION_METHOD not in properties:
+            raise MalformedPacket(Reason.AUTHENTICATION_DATA)
+    client_id, at = _string(body, at)
     if flags & 4:
-        raw_topic, at = _binary(body, at)
-        payload, at = _binary(body, at)
-        will = Will(_topic(raw_topic), payload, flags >> 3 & 3, bool(flags & 0x20))
-    if flags & 0x80:
+        will, at = _will(body, at, flags, dialect)
+    # MQTT 3.1: "the Remaining Length takes precedence over the User Name flag"
+    if flags & 0x80 and not (dialect is MQTT_3_1 and at == len(body)):
         user_name, at = _string(body, at)
-    if flags & 0x40:
+    if flags & 0x40 and not (dialect is MQTT_3_1 and at == len(body)):
         password, at = _binary(body, at)
     _end(body, at)
-    return Connect(client_id, bool(flags & 2), keep_alive, user_name, password, will)
+    return Connect(client_id, bool(flags & 2), keep_alive, user_name, password, will, dialect, properties)
 
 
-def _parse_connack(body: bytes) -> Packet:
-    flags_and_code = _u16(body, 0)
-    _end(body, 2)
-    flags, code = flags_and_code >> 8, flags_and_code & 255
-    if flags > 1 or (flags and code):
-        raise MalformedPacket(Reason.CONNACK_FLAGS)
-    if code > ConnackCode.NOT_AUTHORISED:
-        raise MalformedPacket(Reason.CONNACK_CODE)
-    return Connack(flags == 1, code)
+def _will(body: bytes, at: int, flags: int, dialect: Dialect) -> tuple[Will, int]:
+    properties = None
+    if dialect is MQTT_5:
+        properties, at = decode_properties(body, at, WILL)
+        _check_response_topic(properties)
+    raw_topic, at = _binary(body, at)
+    payload, at = _binary(body, at)
+    return Will(_topic(raw_topic), payload, flags >> 3 & 3, bool(flags & 0x20), properties), at
 
 
-def _parse_identifier_only(packet: Callable[[int], Packet]) -> Callable[[bytes], Packet]:
+def _check_response_topic(properties: Properties | None) -> None:
+    topic = text(properties, Property.RESPONSE_TOPIC)
+    if topic is not None and (not topic or has_wildcard(topic)):
+        raise MalformedPacket(Reason.RESPONSE_TOPIC)
+
+
+def _publish(first: int, data: bytes, start: int, stop: int, side: Side) -> Publish:
+    """Parse a PUBLISH of MQTT 5."""
+    if start + 2 > stop:
+        raise MalformedPacket(Reason.TRUNCATED)
+    at = start + 2 + (data[start] << 8 | data[start + 1])
+    qos, packet_id = first >> 1 & 3, 0
+    if at + (2 if qos else 0) >= stop:
+        raise MalformedPacket(Reason.TRUNCATED)
+    raw = data[start + 2 : at]
+    if qos:
+        packet_id = data[at] << 8 | data[at + 1]
+        if not packet_id:
+            raise MalformedPacket(Reason.PACKET_ID_ZERO)
+        at += 2
+    properties: Properties | None = None
+    if data[at]:
+        properties, at = decode_properties(data[:stop], at, PacketType.PUBLISH)
+    else:
+        at += 1
+    if properties is not None:
+        if side is Side.SERVER and Property.SUBSCRIPTION_IDENTIFIER in properties:
+            raise MalformedPacket(Reason.IDENTIFIER_FROM_CLIENT)
+        _check_response_topic(properties)
+    if not raw and properties is not None and Property.TOPIC_ALIAS in properties:
+        topic = ""
+    else:
+        topic = _short_topic(raw) if len(raw) <= CACHED_NAME_LENGTH else _topic(raw)
+    return Publish(topic, data[at:stop], qos, first & 1 == 1, first & 8 == 8, packet_id, properties)
+
+
+def _read_field(field: Field, body: bytes, at: int, kind: PacketType, side: Side, dialect: Dialect) -> tuple[object, int]:
+    if field is Field.PACKET_ID:
+        return _packet_id(body[at : at + 2]), at + 2
+    if field is Field.PROPERTIES:
+        return decode_properties(body, at, kind)
+    if field is Field.CODES:
+        codes = tuple(body[at:])
+        if not codes:
+            raise MalformedPacket(Reason.EMPTY_SUBACK)
+        if dialect is MQTT_5:
+            if not ALLOWED[kind].issuperset(codes):
+                raise MalformedPacket(Reason.REASON_CODE)
+        elif any(code > 2 and code != SUBACK_FAILURE for code in codes):
+            raise MalformedPacket(Reason.SUBACK_CODE)
+        return codes, len(body)
+    if at >= len(body):
+        raise MalformedPacket(Reason.TRUNCATED)
+    value = body[at]
+    if field is Field.SESSION_PRESENT:
+        if value > 1 or (value and len(body) > at + 1 and body[at + 1]):
+            raise MalformedPacket(Reason.CONNACK_FLAGS)
+        return value == 1, at + 1
+    if dialect is not MQTT_5:
+        if value > ConnackCode.NOT_AUTHORISED:
+            raise MalformedPacket(Reason.CONNACK_CODE)
+    elif value not in (DISCONNECTS[side] if kind is PacketType.DISCONNECT else ALLOWED[kind]):
+        raise MalformedPacket(Reason.REASON_CODE)
+    return value, at + 1
+
+
+def _parser(kind: PacketType, layout: Layout, side: Side, dialect: Dialect) -> Callable[[bytes], Packet]:
+    make, fields, required = layout
+
     def parse(body: bytes) -> Packet:
-        packet_id = _packet_id(body)
-        _end(body, 2)
-        return packet(packet_id)
+        values: dict[str, object] = {}
+        at = 0
+        for index, field in enumerate(fields):
+            if index >= required and at == len(body):
+                break
+            values[field.value], at = _read_field(field, body, at, kind, side, dialect)
+        _end(body, at)
+        return make(**values)
 
-    return parse
+    def acknowledge(body: bytes) -> Packet:
+        if len(body) == 2 and (packet_id := body[0] << 8 | body[1]):
+            return make(packet_id)
+        return parse(body)
 
-
-def _parse_empty(packet: Packet) -> Callable[[bytes], Packet]:
-    def parse(body: bytes) -> Packet:
-        _end(body, 0)
+    def authenticate(body: bytes) -> Packet:
+        packet = parse(body)
+        if not text(getattr(packet, "properties", None), Property.AUTHENTICATION_METHOD):
+            raise MalformedPacket(Reason.AUTHENTICATION_METHOD)
         return packet
 
-    return parse
+    if kind is PacketType.AUTH:
+        return authenticate
+    return acknowledge if PacketType.PUBACK <= kind <= PacketType.PUBCOMP else parse
 
 
-def _filters(body: bytes, most: int, subscribes: bool) -> tuple[list[tuple[str, int]], int]:
-    """Read at most `most` filters, each with its QoS if it has one; returns them and the position of the next one."""
+def _filters(body: bytes, most: int, subscribes: bool, dialect: Dialect) -> tuple[list[tuple[str, int]], int]:
+    """Read at most `most` filters, each with its options if it has some; returns them and the position of the next one."""
     # Parsed inline, like the body of PUBLISH: a client that sends endless filters keeps a gateway busy with this.
     filters, at, end = list[tuple[str, int]](), 0, len(body)
     if not end:
@@ -431,7 +549,7 @@ def _filters(body: bytes, most: int, subscribes: bool) -> tuple[list[tuple[str, 
         at = begin + (body[at] << 8 | body[at + 1])
         if at > end:
             raise MalformedPacket(Reason.TRUNCATED)
-        name, qos = body[begin:at].decode(), 0
+        name, options = body[begin:at].decode(), 0
         if "\0" in name:
             raise MalformedPacket(Reason.NUL_IN_STRING)
         if not name:
@@ -441,34 +559,29 @@ def _filters(body: bytes, most: int, subscribes: bool) -> tuple[list[tuple[str, 
         if subscribes:
             if at == end:
                 raise MalformedPacket(Reason.TRUNCATED)
-            qos = body[at]
-            if qos > 2:
-                raise MalformedPacket(Reason.SUBSCRIBE_QOS)
+            options = body[at]
+            if options > 2:
+                _check_options(options, name, dialect)
             at += 1
-        filters.append((name, qos))
+        filters.append((name, options))
         most -= 1
     return filters, at
 
 
-def _parse_suback(body: bytes) -> Packet:
-    packet_id, codes = _packet_id(body), tuple(body[2:])
-    if not codes:
-        raise MalformedPacket(Reason.EMPTY_SUBACK)
-    if any(code > 2 and code != SUBACK_FAILURE for code in codes):
-        raise MalformedPacket(Reason.SUBACK_CODE)
-    return Suback(packet_id, codes)
+def _check_options(options: int, name: str, dialect: Dialect) -> None:
+    if options & 3 == 3 or dialect is not MQTT_5:
+        raise MalformedPacket(Reason.SUBSCRIBE_QOS)
+    if options & 0xC0 or options & 0x30 == 0x30:
+        raise MalformedPacket(Reason.SUBSCRIBE_OPTIONS)
+    if options & NO_LOCAL and name.startswith(SHARE):
+        raise MalformedPacket(Reason.SHARED_NO_LOCAL)
 
 
-_PARSERS: Final[dict[int, Callable[[bytes], Packet]]] = {
-    PacketType.CONNECT: _parse_connect,
-    PacketType.CONNACK: _parse_connack,
-    PacketType.PUBACK: _parse_identifier_only(Puback),
-    PacketType.PUBREC: _parse_identifier_only(Pubrec),
-    PacketType.PUBREL: _parse_identifier_only(Pubrel),
-    PacketType.PUBCOMP: _parse_identifier_only(Pubcomp),
-    PacketType.SUBACK: _parse_suback,
-    PacketType.UNSUBACK: _parse_identifier_only(Unsuback),
-    PacketType.PINGREQ: _parse_empty(Pingreq()),
-    PacketType.PINGRESP: _parse_empty(Pingresp()),
-    PacketType.DISCONNECT: _parse_empty(Disconnect()),
+_PARSERS: Final[dict[tuple[Dialect, Side], dict[int, Callable[[bytes], Packet]]]] = {
+    (dialect, side): {
+        PacketType.CONNECT: _parse_connect,
+        **{kind: _parser(kind, layout, side, dialect) for kind, layout in LAYOUTS[dialect].items()},
+    }
+    for dialect in Dialect
+    for side in Side
 }

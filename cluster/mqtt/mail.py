@@ -1,8 +1,9 @@
 """Mail over MQTT: packet identifiers made of a mail's place, and mail that waits for its PUBACK. Pure.
 
-    packet identifier   2 bits lane | 14 bits InboxSeq % 16383 + 1
+    packet identifier   2 bits 0 | 2 bits lane | 12 bits InboxSeq % 4095 + 1
 
-So no map has to survive a gateway: at most 64 mails of a lane wait at a time, and they never share an identifier.
+So no map has to survive a gateway: at most 64 mails of a lane wait at a time, and they never share an identifier. Those from
+`FIRST_OUTBOUND_ID` on are for the messages of topics (`cluster.mqtt.outbound`).
 
 Source: docs/operations.md.
 """
@@ -13,10 +14,16 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from cluster.mqtt.codec import encode_publishes, topic_prefix
+from cluster.mqtt.packets import MQTT_3_1_1, MQTT_5, Dialect
+from pixiu.wire.record import INBOX_LANES
 
-SEQ_BITS: Final = 14
+SEQ_BITS: Final = 12
 SEQS: Final = (1 << SEQ_BITS) - 1
 """Number of identifiers of a lane: MQTT does not use identifier 0, so no lane uses its first one."""
+
+
+FIRST_OUTBOUND_ID: Final = INBOX_LANES << SEQ_BITS
+"""The lowest identifier that no mail has."""
 
 
 class Mails(NamedTuple):
@@ -52,9 +59,10 @@ class Unacknowledged:
     Source: docs/operations.md.
     """
 
-    __slots__ = ("_since", "_waiting")
+    __slots__ = ("_properties", "_since", "_waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, dialect: Dialect = MQTT_3_1_1) -> None:
+        self._properties = b"\0" if dialect is MQTT_5 else b""
         self._waiting: dict[int, set[int]] = {}
         self._since: dict[int, float] = {}
 
@@ -76,7 +84,7 @@ class Unacknowledged:
             self._since.setdefault(lane, now)
             packet_ids = [packet_id_of(lane, seq) for seq in range(first, first + len(payloads))]
             waiting.update(packet_ids)
-            packets += encode_publishes(prefix, payloads, packet_ids, dup=redelivered)
+            packets += encode_publishes(prefix, payloads, packet_ids, dup=redelivered, properties=self._properties)
         return packets
 
     def acknowledge(self, packet_id: int, now: float) -> bool:

@@ -1,13 +1,16 @@
-"""The control packets of MQTT 3.1.1 as types, and the errors their bodies can have.
+"""The control packets of MQTT 3.1, 3.1.1 and 5 as types, and the errors their bodies can have.
+
+One set of types serves the three dialects: what a dialect does not have keeps its default.
 
 Only `Publish` is a tuple: it is made once per message, and making a tuple is three times as fast as making a frozen dataclass. Its
 `repr`, like those of secrets, shows sizes and no contents, so that a log line cannot leak them.
 
-Source: OASIS MQTT 3.1.1 section 3; docs/operations.md.
+Source: OASIS MQTT 3.1.1 and 5.0 section 3; docs/mqtt.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
@@ -15,13 +18,30 @@ from typing import Final, NamedTuple
 from pixiu.errors import MalformedData
 from pixiu.wire.record import MAX_RECORD_BYTES
 
+Properties = Mapping[int, object]
+"""Properties of a packet of MQTT 5: identifier → int, str, bytes, or a tuple of those (`cluster.mqtt.properties`)."""
+
+
+class Dialect(IntEnum):
+    """A version of MQTT; the value is its protocol level."""
+
+    MQTT_3_1 = 3
+    MQTT_3_1_1 = 4
+    MQTT_5 = 5
+
+
+MQTT_3_1: Final = Dialect.MQTT_3_1
+MQTT_3_1_1: Final = Dialect.MQTT_3_1_1
+MQTT_5: Final = Dialect.MQTT_5
 PROTOCOL_NAME: Final = "MQTT"
-PROTOCOL_LEVEL: Final = 4
+PROTOCOL_NAMES: Final = {MQTT_3_1: "MQIsdp", MQTT_3_1_1: PROTOCOL_NAME, MQTT_5: PROTOCOL_NAME}
 MAX_STRING_BYTES: Final = 0xFFFF
 MAX_PACKET_ID: Final = 0xFFFF
 MAX_REMAINING_LENGTH: Final = 268_435_455
-FIRST_PACKET_BYTES: Final = 4096
-"""Largest packet from an unknown peer, header included, bytes."""
+FIRST_PACKET_BYTES: Final = 64 << 10
+"""Largest packet from an unknown peer, header included, bytes: a token of 8 KiB and a will."""
+LEAST_PACKET_BYTES: Final = 4096
+"""Least limit of later packets, header included, bytes."""
 MAX_PACKET_BYTES: Final = MAX_RECORD_BYTES + (64 << 10)
 """Default limit of later packets, bytes: the largest record and the longest topic, header included."""
 MAX_FILTERS: Final = 1000
@@ -45,6 +65,8 @@ class PacketType(IntEnum):
     PINGREQ = 12
     PINGRESP = 13
     DISCONNECT = 14
+    AUTH = 15
+    """Of MQTT 5."""
 
 
 FIXED_FLAGS: Final = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
@@ -75,11 +97,11 @@ SUBACK_FAILURE: Final = 0x80
 class Reason(Enum):
     """The error of a packet, one for each rule. The value is the text for people."""
 
-    UNKNOWN_TYPE = "the packet types 0 and 15 are reserved"
+    UNKNOWN_TYPE = "the packet type 0, and 15 before MQTT 5, is reserved"
     RESERVED_FLAGS = "the lower four bits of the first byte are not the ones of this packet type"
     WRONG_DIRECTION = "this packet type never goes in this direction"
     FIRST_PACKET = "the first packet must be CONNECT from a client and CONNACK from a server"
-    FIRST_PACKET_TOO_LARGE = "the first packet is above 4096 bytes"
+    FIRST_PACKET_TOO_LARGE = "the first packet is above 65536 bytes"
     PACKET_TOO_LARGE = "the packet is above the configured maximum"
     REMAINING_LENGTH = "the remaining length has more than 4 bytes"
     TRUNCATED = "a field reaches beyond the end of the packet"
@@ -104,19 +126,34 @@ class Reason(Enum):
     CONNACK_FLAGS = "reserved bits of the CONNACK flags are set, or a refusal says session present"
     CONNACK_CODE = "the return code of the CONNACK is reserved"
     SUBACK_CODE = "a return code of the SUBACK is reserved"
-    EMPTY_SUBACK = "the SUBACK has no return code"
+    EMPTY_SUBACK = "the SUBACK or UNSUBACK has no return code"
+    REASON_CODE = "the reason code is not one of this packet type"
+    SUBSCRIBE_OPTIONS = "reserved bits of the subscription options are set, or retain handling is 3"
+    SHARED_NO_LOCAL = "a shared subscription has the option no local"
+    VARIABLE_INTEGER = "a variable byte integer has more than 4 bytes"
+    PROPERTY_NOT_ALLOWED = "a property does not exist, or not in this packet type"
+    PROPERTY_TWICE = "a property appears more than once"
+    PROPERTY_VALUE = "a property's value is not one of those allowed"
+    TOO_MANY_PROPERTIES = "the packet has more than 64 user properties"
+    TOPIC_ALIAS_ZERO = "the topic alias is 0"
+    IDENTIFIER_FROM_CLIENT = "a client sent a subscription identifier in a PUBLISH"
+    RESPONSE_TOPIC = "the response topic is empty or contains a wildcard"
+    AUTHENTICATION_DATA = "authentication data is given without an authentication method"
+    AUTHENTICATION_METHOD = "an AUTH has no authentication method"
 
 
 class MalformedPacket(MalformedData):
-    """Bytes that are not an MQTT 3.1.1 packet, or a packet that is not allowed here. `reason` is the broken rule."""
+    """Bytes that are no MQTT packet of the connection's dialect, or a packet that is not allowed here. `reason`: the broken rule."""
 
-    def __init__(self, reason: Reason) -> None:
+    def __init__(self, reason: Reason, dialect: Dialect | None = None) -> None:
         super().__init__(f"{reason.value} ({reason.name})")
         self.reason = reason
+        self.dialect = dialect
+        """Of the CONNECT in which it is; None: the connection's."""
 
 
 class Publish(NamedTuple):
-    """A message. `packet_id` is 0 for QoS 0."""
+    """A message. `packet_id` is 0 for QoS 0; `topic` is empty where a topic alias stands for it."""
 
     topic: str
     payload: bytes
@@ -124,6 +161,7 @@ class Publish(NamedTuple):
     retain: bool = False
     dup: bool = False
     packet_id: int = 0
+    properties: Properties | None = None
 
     def __repr__(self) -> str:
         return (
@@ -140,11 +178,12 @@ class Will:
     payload: bytes = field(repr=False)
     qos: int = 0
     retain: bool = False
+    properties: Properties | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """A client requests a session; `keep_alive_s` 0 means no keep-alive."""
+    """A client requests a session; `keep_alive_s` 0 means no keep-alive. `clean_session` is MQTT 5's clean start."""
 
     client_id: str
     clean_session: bool = True
@@ -152,6 +191,8 @@ class Connect:
     user_name: str | None = None
     password: bytes | None = field(default=None, repr=False)
     will: Will | None = None
+    dialect: Dialect = MQTT_3_1_1
+    properties: Properties | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +205,11 @@ class UnacceptableConnect:
 
 @dataclass(frozen=True, slots=True)
 class Connack:
-    """The answer to a CONNECT; `code` is a `ConnackCode`."""
+    """The answer to a CONNECT; `code` is a `ConnackCode`, in MQTT 5 a `ReasonCode`."""
 
     session_present: bool
     code: int
+    properties: Properties | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +217,8 @@ class Puback:
     """The receiver has taken a message of QoS 1."""
 
     packet_id: int
+    code: int = 0
+    properties: Properties | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +226,8 @@ class Pubrec:
     """First answer to a message of QoS 2."""
 
     packet_id: int
+    code: int = 0
+    properties: Properties | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +235,8 @@ class Pubrel:
     """Answer to a PUBREC."""
 
     packet_id: int
+    code: int = 0
+    properties: Properties | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,24 +244,32 @@ class Pubcomp:
     """Answer to a PUBREL."""
 
     packet_id: int
+    code: int = 0
+    properties: Properties | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """A client subscribes: pairs of a topic filter and the highest QoS that it wants."""
+    """A client subscribes: pairs of a topic filter and its options.
+
+    Options are a byte, in MQTT 3 the highest QoS that the client wants: bits 0 and 1 QoS, 2 no local, 3 retain as published, 4 and
+    5 retain handling.
+    """
 
     packet_id: int
     filters: tuple[tuple[str, int], ...]
     more: bool = False
     """In a decoder's output: the next packet has more filters of the same SUBSCRIBE."""
+    properties: Properties | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Suback:
-    """One code per filter of the SUBSCRIBE: the granted QoS, or `SUBACK_FAILURE`."""
+    """One code per filter of the SUBSCRIBE: the granted QoS, or `SUBACK_FAILURE`, in MQTT 5 another `ReasonCode` of a failure."""
 
     packet_id: int
     codes: tuple[int, ...]
+    properties: Properties | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +280,16 @@ class Unsubscribe:
     filters: tuple[str, ...]
     more: bool = False
     """As in `Subscribe`."""
+    properties: Properties | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unsuback:
-    """The answer to an UNSUBSCRIBE."""
+    """The answer to an UNSUBSCRIBE. `codes`: one per filter, in MQTT 5 only."""
 
     packet_id: int
+    codes: tuple[int, ...] = ()
+    properties: Properties | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +304,18 @@ class Pingresp:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """A client ends its connection in order."""
+    """A client ends its connection in order; in MQTT 5 either side ends it, with a `ReasonCode`."""
+
+    code: int = 0
+    properties: Properties | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Auth:
+    """A step of enhanced authentication, in MQTT 5."""
+
+    code: int = 0
+    properties: Properties | None = field(default=None, repr=False)
 
 
 Packet = (
@@ -264,4 +334,5 @@ Packet = (
     | Pingreq
     | Pingresp
     | Disconnect
+    | Auth
 )

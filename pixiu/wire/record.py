@@ -5,8 +5,11 @@
     4       u8    kind                                   12      u32   CRC-32 of extension and body
     5       u8    flags                                  16      u64   SnowflakeID
     6       u8    type, its top two bits the lane        24      u64   key: RoomID or UIN
-    7       u8    extension version: 0 none, 1 JSON      32      u64   sender's UIN, 0 for a service
+    7       u8    origin, see below                      32      u64   sender's UIN, 0 for a service
     8       u16   extension length                       40            extension, body, trace trailer
+
+The origin's low four bits are the extension's version: 0 none, 1 JSON. Bit 4 is RETAIN of an MQTT publisher. The top two bits are
+its QoS plus one; 0: the publisher did not use MQTT.
 
 Little-endian. The trace trailer (flag `TRACED`) is n stamps of 24 bytes and a count byte; the CRC does not cover it.
 A batch is records end to end. A hop reads the header in place and copies the bytes on.
@@ -46,6 +49,7 @@ WALK: Final = struct.Struct("<IHB9xQQ")
 KIND_AT: Final = 4
 FLAGS_AT: Final = 5
 TYPE_AT: Final = 6
+ORIGIN_AT: Final = 7
 EXTENSION_AT: Final = 8
 """Of the extension's length: the low byte, the high one after it."""
 LIFETIME_AT: Final = 10
@@ -104,6 +108,12 @@ FIRST_LANE_BELOW: Final = LANE_NORMAL << TYPE_BITS
 """Record types below this are in lane 0: the top two bits of a type are the lane."""
 TYPE_NORMAL: Final = LANE_NORMAL << TYPE_BITS
 """The type of a message without a given type: type 0 in the normal lane."""
+VERSION_BITS: Final = 15
+"""Of the origin: the extension's version."""
+RETAIN: Final = 16
+"""Of the origin: the message was published with RETAIN."""
+QOS_SHIFT: Final = 6
+"""Of the origin: the published QoS plus one is above these bits."""
 INBOX_LANES: Final = 4
 """Lanes of a type, and of a user's inboxes: one inbox a lane, 0 first."""
 LINK_LANES: Final = 2
@@ -116,7 +126,7 @@ class Record(NamedTuple):
     kind: int
     flags: int
     type: int
-    extension_version: int
+    origin: int
     lifetime_min: int
     crc: int
     snowflake_id: int
@@ -152,8 +162,12 @@ def encode(
     lifetime_min: int = 0,
     extension: bytes = b"",
     limit: int = MAX_RECORD_BYTES,
+    origin: int = 0,
 ) -> bytes:
-    """Encode a record. Raises `RecordTooLarge` above `limit` bytes and `InvalidArgument` for a field out of range."""
+    """Encode a record. `origin`: its bits above the extension's version.
+
+    Raises `RecordTooLarge` above `limit` bytes and `InvalidArgument` for a field out of range.
+    """
     size = HEADER_SIZE + len(extension) + len(body) + bool(flags & Flag.TRACED)
     if size > limit:
         raise RecordTooLarge(f"a record of {size} bytes is above the limit of {limit}; send a reference to the content instead")
@@ -163,8 +177,9 @@ def encode(
         raise InvalidArgument("RoomID and UIN are from 0 to 2^63-1")
     crc = crc32(body, crc32(extension)) if extension else crc32(body)
     head = HEADER.pack(
-        size - SIZE_FIELD, kind, flags, type, 1 if extension else 0, len(extension), lifetime_min, crc, snowflake_id, key, sender
-    )
+        size - SIZE_FIELD, kind, flags, type, origin | 1 if extension else origin, len(extension), lifetime_min, crc, snowflake_id,
+        key, sender,
+    )  # fmt: skip
     return head + extension + body + (b"\0" if flags & Flag.TRACED else b"")
 
 
@@ -256,7 +271,7 @@ def decode(record: bytes) -> Record:
     """Decode one whole record. Raises `MalformedData` when lengths or the CRC are wrong."""
     if len(record) < HEADER_SIZE:
         raise MalformedData(f"a record has at least {HEADER_SIZE} bytes, this one {len(record)}")
-    size, kind, flags, type_, version, length, lifetime, crc, snowflake_id, key, sender = HEADER.unpack_from(record)
+    size, kind, flags, type_, origin, length, lifetime, crc, snowflake_id, key, sender = HEADER.unpack_from(record)
     if size + SIZE_FIELD != len(record):
         raise MalformedData(f"the record says {size + SIZE_FIELD} bytes and has {len(record)}")
     bounds = body_bounds(record)
@@ -268,7 +283,7 @@ def decode(record: bytes) -> Record:
         kind,
         flags,
         type_,
-        version,
+        origin,
         lifetime,
         crc,
         snowflake_id,
