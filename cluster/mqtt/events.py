@@ -1,15 +1,17 @@
 """Effects that the MQTT sessions request from their shells, in the order in which they must happen.
 
-Source: docs/operations.md.
+Source: docs/mqtt.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from cluster.mqtt.packets import Publish
+from cluster.mqtt.packets import Connect, Publish, Reason
+from cluster.mqtt.reason_codes import ReasonCode
+from cluster.mqtt.terms import Terms
 from pixiu.ids import UIN, RoomID
 from pixiu.placement.topics import TopicRefusal
 
@@ -29,9 +31,18 @@ class CloseReason(Enum):
     PACKET_ID_IN_USE = "packet_id_in_use"
     UNRELEASED = "unreleased"
     PUBLISH_REFUSED = "publish_refused"
-    """The cluster cannot take a message of QoS 1: the client sends it again when it is back; MQTT 3.1.1 has no other refusal."""
+    """The cluster cannot take a message of QoS 1 of a client of MQTT 3, which has no other refusal: the client sends it again when
+    it is back."""
     MAIL_UNACKNOWLEDGED = "mail_unacknowledged"
     """The client acknowledged no mail for too long."""
+    UNACKNOWLEDGED = "unacknowledged"
+    """The client acknowledged no message of a topic for too long."""
+    QUEUE_FULL = "queue_full"
+    """More bytes of QoS 1 and 2 wait for the client than may."""
+    RECEIVE_MAXIMUM = "receive_maximum"
+    """The client has more messages unacknowledged than it may."""
+    TOPIC_ALIAS = "topic_alias"
+    """The client used a topic alias above the maximum, or one without a topic."""
     UNANSWERED = "unanswered"
     """The cluster did not confirm a subscription or accept a message in time."""
     # Reasons that only the shell knows:
@@ -54,6 +65,74 @@ class CloseReason(Enum):
     """It had not sent its CONNECT when there were too many such connections."""
 
 
+class Problem(NamedTuple):
+    """The reason why a connection must end."""
+
+    reason: CloseReason
+    text: str
+    server_reference: str = ""
+    """Another server for a client of MQTT 5."""
+
+
+DISCONNECT_CODES: Final[dict[CloseReason, ReasonCode]] = {
+    CloseReason.KEEP_ALIVE: ReasonCode.KEEP_ALIVE_TIMEOUT,
+    CloseReason.PACKET_UNFINISHED: ReasonCode.KEEP_ALIVE_TIMEOUT,
+    CloseReason.SECOND_CONNECT: ReasonCode.PROTOCOL_ERROR,
+    CloseReason.UNEXPECTED_PACKET: ReasonCode.PROTOCOL_ERROR,
+    CloseReason.PACKET_ID_IN_USE: ReasonCode.PROTOCOL_ERROR,
+    CloseReason.UNRELEASED: ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
+    CloseReason.PUBLISH_REFUSED: ReasonCode.IMPLEMENTATION_SPECIFIC,
+    CloseReason.MAIL_UNACKNOWLEDGED: ReasonCode.IMPLEMENTATION_SPECIFIC,
+    CloseReason.UNACKNOWLEDGED: ReasonCode.IMPLEMENTATION_SPECIFIC,
+    CloseReason.QUEUE_FULL: ReasonCode.QUOTA_EXCEEDED,
+    CloseReason.RECEIVE_MAXIMUM: ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
+    CloseReason.TOPIC_ALIAS: ReasonCode.TOPIC_ALIAS_INVALID,
+    CloseReason.UNANSWERED: ReasonCode.SERVER_BUSY,
+    CloseReason.TAKEN_OVER: ReasonCode.SESSION_TAKEN_OVER,
+    CloseReason.REPLACED: ReasonCode.SESSION_TAKEN_OVER,
+    CloseReason.DRAINING: ReasonCode.USE_ANOTHER_SERVER,
+    CloseReason.SLOW_CONSUMER: ReasonCode.QUOTA_EXCEEDED,
+    CloseReason.STOPPED: ReasonCode.SERVER_SHUTTING_DOWN,
+    CloseReason.MAIL_OVERRUN: ReasonCode.QUOTA_EXCEEDED,
+    CloseReason.MEMORY: ReasonCode.QUOTA_EXCEEDED,
+    CloseReason.NOT_ALLOWED: ReasonCode.NOT_AUTHORISED,
+    CloseReason.LOGIN_OVER: ReasonCode.ADMINISTRATIVE_ACTION,
+}
+"""Reason code of the DISCONNECT that a client of MQTT 5 gets before its connection is closed. Others are closed without one."""
+MALFORMED_CODES: Final[dict[Reason, ReasonCode]] = {
+    **dict.fromkeys(
+        (
+            Reason.WRONG_DIRECTION, Reason.FIRST_PACKET, Reason.PACKET_ID_ZERO, Reason.DUP_WITH_QOS_0, Reason.EMPTY_TOPIC,
+            Reason.EMPTY_FILTER_LIST, Reason.SUBSCRIBE_QOS, Reason.SHARED_NO_LOCAL, Reason.PROPERTY_TWICE, Reason.PROPERTY_VALUE,
+            Reason.IDENTIFIER_FROM_CLIENT, Reason.RESPONSE_TOPIC, Reason.AUTHENTICATION_DATA, Reason.AUTHENTICATION_METHOD,
+        ),
+        ReasonCode.PROTOCOL_ERROR,
+    ),
+    Reason.FIRST_PACKET_TOO_LARGE: ReasonCode.PACKET_TOO_LARGE,
+    Reason.PACKET_TOO_LARGE: ReasonCode.PACKET_TOO_LARGE,
+    Reason.WILDCARD_IN_TOPIC: ReasonCode.TOPIC_NAME_INVALID,
+    Reason.TOO_MANY_FILTERS: ReasonCode.QUOTA_EXCEEDED,
+    Reason.TOO_MANY_PROPERTIES: ReasonCode.QUOTA_EXCEEDED,
+    Reason.EMPTY_FILTER: ReasonCode.TOPIC_FILTER_INVALID,
+    Reason.INVALID_FILTER: ReasonCode.TOPIC_FILTER_INVALID,
+    Reason.TOPIC_ALIAS_ZERO: ReasonCode.TOPIC_ALIAS_INVALID,
+}  # fmt: skip
+"""Reason code for each error of a packet; those not listed are 0x81, malformed packet."""
+
+
+class Wanted(NamedTuple):
+    """A filter that a client subscribes to, and its options."""
+
+    filter: str
+    qos: int = 0
+    no_local: bool = False
+    retain_as_published: bool = False
+    retain_handling: int = 0
+    """0: send retained messages; 1: only if the client does not have the filter yet; 2: never."""
+    identifier: int = 0
+    """Subscription identifier; 0: none."""
+
+
 class Send(NamedTuple):
     """Write these bytes to the connection."""
 
@@ -65,9 +144,8 @@ class Connected:
     """Begin the session. Its CONNACK is the next effect."""
 
     client_id: str
-    user_name: str | None
-    clean_session: bool
-    keep_alive_s: int
+    connect: Connect
+    terms: Terms
 
 
 class PublishMessages(NamedTuple):
@@ -79,6 +157,7 @@ class PublishMessages(NamedTuple):
     """
 
     messages: list[tuple[RoomID | UIN, Publish]]
+    """Topic aliases are replaced by their topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +178,7 @@ class FiltersInVain:
 
 @dataclass(frozen=True, slots=True)
 class SubscribeFilters:
-    """Join the rooms of these filters, then answer with `subscription_confirmed(packet_id)`.
+    """Join these filters, then answer with `subscription_confirmed(packet_id)`.
 
     The shell grants the client's own `user/{UIN}`, and refuses other users by a code. `mail` lists the user filters for which the
     client requests QoS 1 in a session that is to be kept.
@@ -108,7 +187,7 @@ class SubscribeFilters:
     """
 
     packet_id: int
-    filters: list[tuple[str, RoomID | UIN]]
+    filters: list[Wanted]
     mail: frozenset[str] = frozenset()
 
 
@@ -116,7 +195,7 @@ class SubscribeFilters:
 class UnsubscribeFilters:
     """Deliver nothing more for these filters. The UNSUBACK is the next effect."""
 
-    filters: list[tuple[str, RoomID | UIN]]
+    filters: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +204,12 @@ class SendMail:
 
     packets: list[bytes]
     anew: bool
+
+
+class SharedAcknowledged(NamedTuple):
+    """Report that the client has acknowledged these messages of shared subscriptions."""
+
+    numbers: list[int]
 
 
 class PacketsAcknowledged(NamedTuple):
@@ -139,6 +224,10 @@ class Close:
 
     reason: CloseReason
     text: str
+    malformed: Reason | None = None
+    """The error of the packet, if the reason is MALFORMED."""
+    publish_will: bool = True
+    """False: the client disconnected in order, so that its will is not published."""
 
 
 Effect = (
@@ -151,5 +240,6 @@ Effect = (
     | UnsubscribeFilters
     | SendMail
     | PacketsAcknowledged
+    | SharedAcknowledged
     | Close
 )

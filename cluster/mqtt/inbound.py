@@ -1,19 +1,42 @@
-"""A client's messages of QoS 1 and 2 on their way to the cluster, by packet identifier. Pure.
+"""A client's messages of QoS 1 and 2 on their way to the cluster, by packet identifier, and its topic aliases. Pure.
 
-Source: OASIS MQTT 3.1.1 sections 4.3 and 4.6.
+Source: OASIS MQTT 3.1.1 sections 4.3 and 4.6; MQTT 5.0 sections 3.3.2.3.4 and 4.9.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum
+from typing import Final
 
 from cluster.core.contract import NEVER
+from cluster.mqtt import codec
+from cluster.mqtt.events import CloseReason, Problem
+from cluster.mqtt.packets import MQTT_5, Puback, Pubcomp, Publish, Pubrec
+from cluster.mqtt.properties import Property, number
+from cluster.mqtt.reason_codes import ReasonCode
+from cluster.mqtt.terms import Terms
+from pixiu.placement.topics import MAX_TOPIC_LENGTH
+
+IN_USE: Final = Problem(CloseReason.PACKET_ID_IN_USE, "a packet identifier was used again before its answer [MQTT-2.3.1-2]")
+EARLY_PUBREL: Final = Problem(CloseReason.UNEXPECTED_PACKET, "a PUBREL before the PUBREC")
+ALIAS: Final = Problem(CloseReason.TOPIC_ALIAS, "a topic alias is above the maximum, or has no topic")
+
+
+class Begun(Enum):
+    """What a PUBLISH of QoS 1 or 2 is."""
+
+    NEW = "new"
+    REPEATED = "repeated"
+    """The same message again, while its first copy waits for the cluster."""
+    RECEIVED = "received"
+    """The same message again, after its PUBREC."""
 
 
 class Inbound:
     """Identifiers of one connection, from their PUBLISH to the PUBACK, or to the PUBREL."""
 
-    __slots__ = ("unreleased", "waiting")
+    __slots__ = ("refused", "unreleased", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[int, float] = {}
@@ -21,14 +44,21 @@ class Inbound:
         self.unreleased: dict[int, None] = {}
         """Identifiers of QoS 2 whose PUBREL has not arrived. A dict, because most connections have none and an empty set takes 216
         bytes."""
+        self.refused: dict[int, tuple[int, str]] | None = None
+        """Identifier → reason code and text, of messages in `waiting` that the cluster refused; None: there was none yet."""
 
     def since(self) -> float:
         """Time since which the oldest message waits; NEVER: none does."""
         return next(iter(self.waiting.values()), NEVER)
 
+    @property
+    def unacknowledged(self) -> int:
+        """Number of messages that the client may not take for acknowledged."""
+        return len(self.waiting.keys() | self.unreleased.keys())
+
     def accept(self, packet_ids: Iterable[int]) -> list[int]:
-        """Note that the cluster took messages. Returns those to acknowledge: all before the first that still waits
-        [MQTT-4.6.0-2]."""
+        """Note that the cluster took messages, or refused them (`refused`). Returns those to acknowledge: all before the first that
+        still waits [MQTT-4.6.0-2]."""
         waiting = self.waiting
         for packet_id in packet_ids:
             if packet_id in waiting:
@@ -43,3 +73,93 @@ class Inbound:
         if not waiting:
             self.waiting = {}  # an emptied dict keeps its table, which a look at its first item then passes
         return done
+
+    def judge(self, packet: Publish, terms: Terms, most: int) -> Problem | None:
+        """The reason to end the connection because of a PUBLISH of QoS 1 or 2. most: messages that may be unacknowledged."""
+        exactly = packet.packet_id in self.unreleased
+        waits = packet.packet_id in self.waiting
+        if terms.dialect is MQTT_5:
+            # The sum counts twice what waits with QoS 2: only near the limit is it counted exactly.
+            full = len(self.waiting) + len(self.unreleased) >= most and self.unacknowledged >= most
+            if full and not exactly and not waits:
+                return Problem(CloseReason.RECEIVE_MAXIMUM, f"{most} messages were not acknowledged yet")
+        elif packet.qos == 2 and not exactly and len(self.unreleased) >= 2 * most:
+            return Problem(CloseReason.UNRELEASED, f"{len(self.unreleased)} messages of QoS 2 without a PUBREL")
+        return IN_USE if (waits and not packet.dup) or (exactly and packet.qos != 2) else None
+
+    def begin(self, packet: Publish, now: float) -> Begun:
+        """Note a PUBLISH of QoS 1 or 2 that was judged."""
+        packet_id = packet.packet_id
+        if packet_id in self.waiting:
+            return Begun.REPEATED
+        if packet.qos == 2:
+            if packet_id in self.unreleased:
+                return Begun.RECEIVED
+            self.unreleased[packet_id] = None
+        self.waiting[packet_id] = now
+        return Begun.NEW
+
+    def refuse(self, packet_id: int, code: int, text: str) -> None:
+        """Note that the cluster refuses a message; `accept` follows."""
+        if packet_id in self.waiting:
+            if self.refused is None:
+                self.refused = {}
+            self.refused[packet_id] = code, text
+
+    def answers(self, packet_ids: list[int], terms: Terms) -> bytes:
+        """Encode PUBACKs and PUBRECs, with the reason codes of what was refused: its exchange of QoS 2 is over."""
+        refused = self.refused
+        if refused is None:
+            return codec.encode_pubacks(packet_ids, self.unreleased)
+        packets: list[bytes] = []
+        for packet_id in packet_ids:
+            code, text = refused.pop(packet_id, (0, ""))
+            properties = terms.explained(text)
+            if packet_id not in self.unreleased:
+                packets.append(codec.encode(Puback(packet_id, code, properties), terms.dialect))
+                continue
+            if code:
+                del self.unreleased[packet_id]
+            packets.append(codec.encode(Pubrec(packet_id, code, properties), terms.dialect))
+        self.refused = refused or None
+        return b"".join(packets)
+
+    def release(self, packet_id: int, terms: Terms) -> bytes | None:
+        """Take a PUBREL. Returns the PUBCOMP; None: it comes before the PUBREC."""
+        if packet_id in self.waiting:
+            return None
+        known = packet_id in self.unreleased
+        self.unreleased.pop(packet_id, None)
+        code = ReasonCode.SUCCESS if known or terms.dialect is not MQTT_5 else ReasonCode.PACKET_ID_NOT_FOUND
+        return codec.encode(Pubcomp(packet_id, code), terms.dialect)
+
+
+class Aliases:
+    """Topic aliases of a client of MQTT 5: alias → topic. maximum: the highest alias."""
+
+    __slots__ = ("_maximum", "_topics")
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self._topics: dict[int, str] | None = None
+
+    def resolve(self, packet: Publish) -> Publish | None:
+        """Replace the alias of a message by its topic, and remember it; None if there is none, or it is above the maximum."""
+        alias = number(packet.properties, Property.TOPIC_ALIAS, 0)
+        if not alias:
+            return packet
+        if alias > self._maximum:
+            return None
+        if self._topics is None:
+            self._topics = {}
+        topic = packet.topic
+        if not topic:
+            topic = self._topics.get(alias, "")
+            if not topic:
+                return None
+        elif len(topic) <= MAX_TOPIC_LENGTH:  # a longer one is refused anyway, and would take much memory
+            self._topics[alias] = topic
+        else:
+            self._topics.pop(alias, None)
+        properties = {which: value for which, value in (packet.properties or {}).items() if which != Property.TOPIC_ALIAS}
+        return packet._replace(topic=topic, properties=properties or None)

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from cluster.mqtt.codec import encode_publishes, topic_prefix
 from cluster.mqtt.packets import MQTT_3_1_1, MQTT_5, Dialect
+from pixiu.wire.cursor import MAP_BITS
 from pixiu.wire.record import INBOX_LANES
 
 SEQ_BITS: Final = 12
@@ -24,6 +25,10 @@ SEQS: Final = (1 << SEQ_BITS) - 1
 
 FIRST_OUTBOUND_ID: Final = INBOX_LANES << SEQ_BITS
 """The lowest identifier that no mail has."""
+
+
+LARGEST_WINDOW: Final = INBOX_LANES * MAP_BITS
+"""Mails that may be sent to one client without a PUBACK."""
 
 
 class Mails(NamedTuple):
@@ -51,6 +56,11 @@ def seq_from(packet_id: int, least: int) -> int:
     """The lowest InboxSeq from `least` on that has this packet identifier; 0 if the identifier is not one of mail."""
     number = packet_id & SEQS
     return least + (number - 1 - least) % SEQS if number else 0
+
+
+def packet_ids_of(mails: Iterable[Mails]) -> list[int]:
+    """The packet identifiers of mails, in their order."""
+    return [packet_id_of(lane, seq) for lane, first, payloads, _ in mails for seq in range(first, first + len(payloads))]
 
 
 class Unacknowledged:

@@ -143,7 +143,7 @@ class Reason(Enum):
 
 
 class MalformedPacket(MalformedData):
-    """Bytes that are no MQTT packet of the connection's dialect, or a packet that is not allowed here. `reason`: the broken rule."""
+    """Bytes that are no MQTT packet of the connection's dialect, or a packet that is not allowed. `reason`: the broken rule."""
 
     def __init__(self, reason: Reason, dialect: Dialect | None = None) -> None:
         super().__init__(f"{reason.value} ({reason.name})")

@@ -97,6 +97,6 @@ def return_code(code: ReasonCode) -> int:
     return _RETURN_CODES.get(code, 3)
 
 
-def names_of(code: int) -> str:
+def name_of(code: int) -> str:
     """Name of a reason code for people, as in `not authorised`."""
     return ReasonCode(code).name.lower().replace("_", " ")

@@ -1,38 +1,30 @@
-"""The server's side of one MQTT 3.1.1 connection: packets, answers and timers in, effects out. No I/O, no clock.
+"""The server's side of one connection of MQTT 3.1, 3.1.1 or 5: packets, answers and timers in, effects out. No I/O, no clock.
 
-`TABLE` holds the actions of a session; `docs/mqtt_states.md` is drawn from it.
+The session coordinates four parts, each alone in its module: the terms of the connection (`terms.py`), messages from the client
+(`inbound.py`) and to it (`outbound.py`), and its filters (`subscriptions.py`). `TABLE` holds the actions; `docs/mqtt_states.md` is
+drawn from it.
 
-Promises to stock clients, and the choices that MQTT leaves open:
+Promises to stock clients, and the choices that MQTT leaves open (docs/mqtt.md has all of them):
 
-- *Will*: a CONNECT with a will is refused by return code 5 (not authorised). Wills are not kept yet. Accepting a will and never
-  publishing it would be a lie that shows only on the day it matters, and code 3 would make clients retry for ever.
-- *Clean session off* is accepted with session present 0: a session ends with its connection. Departs from [MQTT-3.1.2-4] because
-  sessions are not stored yet; the 0 tells the client.
-- *Subscriptions*: `room/{RoomID}` and free topics without wildcards are granted QoS 0, and so is the client's own
-  `user/{UIN}` by the shell; another user's, `$…`, wildcards and names of more than 4,096 characters get 0x80. SUBACK waits for
-  the whole cluster: a message published after it is delivered. With clean session off and QoS 1 `user/{UIN}` takes the user's
-  mail, too.
+- *Sessions end with their connection*: session present is 0, and a client of MQTT 5 that asks for more gets session expiry 0.
+  Departs from [MQTT-3.1.2-4]; the 0 tells the client. Mail is the exception: a client that asks for a session that is kept (clean
+  session off, or a session expiry above 0) and subscribes to its own `user/{UIN}` with QoS 1 takes the user's mail, too.
 - *Mail* goes out with QoS 1 and a packet identifier made of its place in the inbox (`cluster.mqtt.mail`). PUBACKs may come in any
   order; mail without one is sent again on the next connection, with DUP. A lane without any PUBACK for `puback_timeout_s` closes
   the connection. A PUBACK that nothing waits for is ignored.
-- *PUBLISH is done as far as possible*: to `$…`, or a longer name, it is dropped and counted. RETAIN is taken as "discard the
-  retained copy at once", which [MQTT-3.3.1-7] allows for QoS 0, and departs from [MQTT-3.3.1-5] for QoS 1; subscribers get it
-  without the flag.
-- *PUBLISH of QoS 1 that can never succeed is acknowledged*: MQTT 3.1.1 has no negative PUBACK; it allows this, or closing the
-  connection [MQTT-3.3.5-2], after which stock clients reconnect and send the message again, for ever. PUBACKs leave in the order
-  of the PUBLISHes [MQTT-4.6.0-2].
-- *PUBLISH of QoS 2* is treated as QoS 1, with PUBREC for PUBACK; until its PUBREL the same identifier is the same message
-  [MQTT-4.3.3-2]. That ends with the connection, as the session does. Subscribers get it with QoS 0.
-- *MQTT 5* gets a CONNACK of MQTT 5 with reason 0x84, so that its clients can report the problem; other levels get code 1.
+- *SUBACK waits for the whole cluster*: a message published after it is delivered.
+- *A PUBLISH of QoS 1 or 2 that can never succeed* is acknowledged where the client speaks MQTT 3, which has no negative PUBACK; it
+  allows this, or closing the connection [MQTT-3.3.5-2], after which stock clients reconnect and send the message again, for ever. A
+  client of MQTT 5 gets the reason code. Acknowledgements leave in the order of the PUBLISHes [MQTT-4.6.0-2].
+- *QoS 2 from the client*: until its PUBREL the same identifier is the same message [MQTT-4.3.3-2].
+- *Enhanced authentication* is refused with 0x8C. An AUTH later is a protocol error, as there is no method to go on with.
 
-Source: OASIS MQTT 3.1.1; docs/operations.md.
+Source: OASIS MQTT 3.1.1 and 5.0; docs/mqtt.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
-from enum import Enum
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -40,38 +32,42 @@ from cluster.core.contract import NEVER
 from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.mqtt import codec
 from cluster.mqtt.events import (
+    DISCONNECT_CODES,
+    MALFORMED_CODES,
     Close,
     CloseReason,
     Connected,
     DropMessages,
     Effect,
     FiltersInVain,
-    PacketsAcknowledged,
+    Problem,
     PublishMessages,
     Send,
-    SendMail,
     SubscribeFilters,
     UnsubscribeFilters,
 )
-from cluster.mqtt.inbound import Inbound
-from cluster.mqtt.mail import Mails, Unacknowledged
+from cluster.mqtt.inbound import ALIAS, EARLY_PUBREL, IN_USE, Aliases, Begun, Inbound
+from cluster.mqtt.mail import Mails
+from cluster.mqtt.outbound import OutboundCounters, Outgoing, Sending, disconnect, pubrel
 from cluster.mqtt.packets import (
-    FIRST_PACKET_BYTES,
-    MAX_FILTERS,
-    MAX_PACKET_BYTES,
+    MQTT_3_1,
+    MQTT_3_1_1,
+    MQTT_5,
     SUBACK_FAILURE,
     Connack,
-    ConnackCode,
     Connect,
+    Dialect,
     Disconnect,
     MalformedPacket,
     Packet,
     Pingreq,
+    Properties,
     Puback,
     Pubcomp,
     Publish,
     Pubrec,
     Pubrel,
+    Reason,
     Side,
     Suback,
     Subscribe,
@@ -79,82 +75,14 @@ from cluster.mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
-from cluster.mqtt.subscriptions import Subscriptions
-from pixiu.errors import ConfigurationError
+from cluster.mqtt.properties import Property, number
+from cluster.mqtt.reason_codes import ReasonCode, name_of, return_code
+from cluster.mqtt.states import PACKET_EVENTS, Event, State
+from cluster.mqtt.subscriptions import Subscriptions, judge_filter
+from cluster.mqtt.terms import SessionLimits, Terms, agree, announced
 from pixiu.ids import UIN, RoomID
 from pixiu.placement.big_rooms import VRooms
-from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 from pixiu.placement.topics import USER_PREFIX, TopicRefusal, destination
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionLimits:
-    """Limits of one connection."""
-
-    connect_timeout_s: float = 5.0
-    """Time limit from the connection to its CONNECT, seconds."""
-    keep_alive_factor: float = 1.5
-    """The connection is closed after this multiple of the client's keep-alive without a packet [MQTT-3.1.2-24]."""
-    answer_timeout_s: float = 30.0
-    """Time limit for the cluster to confirm a subscription or accept a message, seconds; then the connection is closed."""
-    puback_timeout_s: float = 300.0
-    """Time for which a lane of mail may wait for any PUBACK, seconds; then the connection is closed."""
-    max_packet_bytes: int = MAX_PACKET_BYTES
-    """Largest packet after CONNECT, header included, bytes."""
-    max_subscriptions: int = 1000
-    """Limit of filters of one connection; more are answered by 0x80."""
-    max_filters: int = MAX_FILTERS
-    """Limit of filters in one SUBSCRIBE or UNSUBSCRIBE; more are malformed."""
-    max_packets_a_turn: int = 256
-    """Limit of packets, and filters of SUBSCRIBEs, in one call of `receive`, about 8 µs each; the rest waits for the next call."""
-    packet_timeout_s: float = 120.0
-    """Time limit for a packet from its first byte to its last, seconds; then the connection is closed."""
-    max_filter_bytes: int = 64 << 10
-    """Limit of the bytes of all filters of one connection; more are answered by 0x80."""
-    max_inflight: int = 1024
-    """Messages of QoS 1 and filters that wait for the cluster: at this number reading pauses, at half of it reading resumes.
-    Packets read before the pause still count, so there may be more, at most one for each packet identifier."""
-
-    def validate(self) -> None:
-        """Check all limits. Raises `ConfigurationError` that names the key."""
-        for limit in fields(self):
-            least = FIRST_PACKET_BYTES if limit.name == "max_packet_bytes" else 1
-            value = getattr(self, limit.name)
-            if limit.name.startswith("max_") and value < least:
-                raise ConfigurationError(f"{limit.name} = {value}: must be at least {least}")
-            if value <= 0:
-                raise ConfigurationError(f"{limit.name} = {value}: must be above 0")
-
-
-class State(Enum):
-    """State of a connection."""
-
-    CONNECTING = "Connecting"
-    CONNECTED = "Connected"
-    DISCONNECTED = "Disconnected"
-
-
-class Event(Enum):
-    """Events of a connection. Packets with different consequences are different events."""
-
-    CONNECT = "CONNECT"
-    CONNECT_REFUSED = "CONNECT that is refused"
-    PUBLISH = "PUBLISH"
-    PUBLISH_UNACCEPTABLE = "PUBLISH that cannot be done"
-    SUBSCRIBE = "SUBSCRIBE"
-    UNSUBSCRIBE = "UNSUBSCRIBE"
-    PINGREQ = "PINGREQ"
-    DISCONNECT = "DISCONNECT"
-    PUBACK = "PUBACK"
-    PUBREL = "PUBREL"
-    UNEXPECTED = "PUBREC or PUBCOMP"
-    MALFORMED = "malformed packet"
-    SUBSCRIPTION_CONFIRMED = "subscription confirmed"
-    PUBLISH_ACCEPTED = "publish accepted"
-    MAIL = "mail"
-    TIMEOUT = "timeout"
-    CLOSE = "close"
-    CONNECTION_LOST = "connection lost"
 
 
 class Transition(NamedTuple):
@@ -164,32 +92,18 @@ class Transition(NamedTuple):
     action: Callable[[ServerSession, Any, float, list[Effect]], None]
 
 
-class _Problem(NamedTuple):
-    reason: CloseReason
-    text: str
+class _Refusal(NamedTuple):
+    code: ReasonCode
+    dialect: Dialect
 
 
-_IN_USE: Final = _Problem(CloseReason.PACKET_ID_IN_USE, "a packet identifier was used again before its answer [MQTT-2.3.1-2]")
-_PACKET_EVENTS: Final[dict[type[Packet], Event]] = {
-    UnacceptableConnect: Event.CONNECT_REFUSED,
-    Publish: Event.PUBLISH,
-    Subscribe: Event.SUBSCRIBE,
-    Unsubscribe: Event.UNSUBSCRIBE,
-    Pingreq: Event.PINGREQ,
-    Disconnect: Event.DISCONNECT,
-    Pubrel: Event.PUBREL,
-}
-
-
-def accept_all(connect: Connect) -> ConnackCode:
+def accept_all(connect: Connect) -> ReasonCode:
     """Admit every client: the policy of a server without authentication."""
-    return ConnackCode.ACCEPTED
+    return ReasonCode.SUCCESS
 
 
 NO_BIG_ROOMS: Final = VRooms()
-_MQTT_5: Final = 5
-UNSUPPORTED_VERSION: Final = bytes((0x20, 3, 0, 0x84, 0))
-"""A CONNACK of MQTT 5: no session, reason "unsupported protocol version", no properties."""
+_NO_TERMS: Final = Terms(MQTT_3_1_1, 0)
 _PINGRESP: Final = Send(codec.PINGRESP)
 _NO_INBOUND: Final = Inbound()
 """Stays empty: most connections never publish with QoS 1, and one of their own would take 180 bytes."""
@@ -207,33 +121,35 @@ class ServerSession:
     """One connection, from accept to close.
 
     now: monotonic seconds. assigned_client_id: the name for a client that sends none. admit: the shell's policy, called once, for a
-    CONNECT that is valid otherwise; it returns SERVER_UNAVAILABLE while the shell drains, and None if the answer follows by
-    `admitted`. vrooms: the cluster's big rooms, whose VRooms are refused as topics. topics: the rooms of free topics, for
-    subscriptions; for publishes a proxy chooses the room. gate: of the connection; the session holds it while too much waits for
-    the cluster and while `admitted` is due, and measures the client's silence by its clock.
+    CONNECT that is valid otherwise; it returns the reason code of the CONNACK, and None if the answer follows by `admitted`.
+    vrooms: the cluster's big rooms, whose VRooms are refused as topics. gate: of the connection; the session holds it while too
+    much waits for the cluster and while `admitted` is due, and measures the client's silence by its clock. counters: of all
+    connections.
 
-    Each method returns effects to perform in order; after `Close` there are none.
+    Each method returns effects to perform in order; after `Close` there are none. After every call the shell takes what may leave
+    (`outgoing`) while `has_outgoing` is True and it can write.
 
-    Source: docs/operations.md; OASIS MQTT 3.1.1 sections 3 and 4.
+    Source: docs/mqtt.md; OASIS MQTT 3.1.1 and 5.0, sections 3 and 4.
     """
 
     __slots__ = (
         "_admit",
+        "_aliases",
         "_assigned_client_id",
-        "_clean_session",
         "_client_id",
         "_connect_by",
+        "_counters",
         "_decoder",
         "_inbound",
         "_judged_later",
         "_last_packet",
         "_limits",
-        "_mail",
         "_partial_since",
         "_resolve",
+        "_sending",
         "_silence_s",
         "_state",
-        "_takes_mail",
+        "_terms",
         "gate",
         "subscriptions",
     )
@@ -243,16 +159,16 @@ class ServerSession:
         now: float,
         assigned_client_id: str,
         limits: SessionLimits | None = None,
-        admit: Callable[[Connect], ConnackCode | None] = accept_all,
+        admit: Callable[[Connect], ReasonCode | None] = accept_all,
         vrooms: VRooms = NO_BIG_ROOMS,
-        topics: TopicRooms = BY_FIRST_LEVEL,
         in_vain: Callable[[int], bool] | None = None,
         gate: ReadingGate | None = None,
+        counters: OutboundCounters | None = None,
     ) -> None:
         self.gate = gate or ReadingGate()
         self._limits = limits = limits or SessionLimits()
         self._admit = admit
-        self._resolve = destination if vrooms == NO_BIG_ROOMS else partial(_outside_vrooms, vrooms)
+        self._resolve = resolve = destination if vrooms == NO_BIG_ROOMS else partial(_outside_vrooms, vrooms)
         self._assigned_client_id = assigned_client_id
         self._state = State.CONNECTING
         self._decoder = codec.Decoder(Side.SERVER, self._limits.max_packet_bytes, self._limits.max_filters)
@@ -260,16 +176,20 @@ class ServerSession:
         self._silence_s = 0.0
         self._last_packet = now
         self._inbound = _NO_INBOUND
-        self.subscriptions = Subscriptions(limits.max_subscriptions, limits.max_filter_bytes, self._resolve, topics, in_vain)
+        self.subscriptions = Subscriptions(
+            limits.max_subscriptions, limits.max_filter_bytes, partial(judge_filter, resolve), in_vain
+        )
         self._partial_since: float | None = None
         """Time at which the first byte of an unfinished packet arrived; like `_last_packet` by the gate's clock, since while we do
         not read, the silence is ours."""
         self._client_id = ""
         self._judged_later: tuple[Connect, list[Packet]] | None = None
         """A CONNECT that waits for `admitted`, and the packets after it."""
-        self._clean_session = True
-        self._takes_mail = False
-        self._mail = Unacknowledged()
+        self._terms = _NO_TERMS
+        self._aliases: Aliases | None = None
+        self._sending: Sending | None = None
+        """What is published to the client; created at the first message, because most connections get theirs as shared bytes."""
+        self._counters = counters if counters is not None else OutboundCounters()
 
     # ------------------------------------------------------------------------------------------ queries
 
@@ -282,6 +202,16 @@ class ServerSession:
     def client_id(self) -> str:
         """The client's ID; empty before CONNECT."""
         return self._client_id
+
+    @property
+    def terms(self) -> Terms:
+        """The terms of the connection; without meaning before CONNECT."""
+        return self._terms
+
+    @property
+    def has_outgoing(self) -> bool:
+        """True if `outgoing` would return something."""
+        return self._sending is not None and self._sending.outbound.is_ready
 
     @property
     def waiting(self) -> int:
@@ -333,17 +263,17 @@ class ServerSession:
         self._take(packets, now, effects)
         return effects
 
-    def admitted(self, code: ConnackCode, now: float) -> list[Effect]:
+    def admitted(self, code: ReasonCode, now: float) -> list[Effect]:
         """Take the shell's delayed decision about a CONNECT."""
         effects: list[Effect] = []
         if self._judged_later is not None and self._state is State.CONNECTING:
             (connect, behind), self._judged_later = self._judged_later, None
-            if code is ConnackCode.ACCEPTED:
+            if code is ReasonCode.SUCCESS:
                 self._step(Event.CONNECT, connect, now, effects)
                 self.gate.release(Hold.LOGIN, now)
                 self._take(behind, now, effects)
             else:
-                self._step(Event.CONNECT_REFUSED, code, now, effects)
+                self._step(Event.CONNECT_REFUSED, _Refusal(code, connect.dialect), now, effects)
         return effects
 
     def _take(self, packets: Sequence[Packet], now: float, effects: list[Effect]) -> None:
@@ -358,17 +288,20 @@ class ServerSession:
                     self.gate.hold(Hold.LOGIN, now)
                     return
                 self._step(*judged, now, effects)
-            elif type(packet) is Puback:
-                self._step(Event.PUBACK, packet, now, effects)
+            elif type(packet) is UnacceptableConnect:
+                # A CONNACK of MQTT 5 for whatever comes after it, so that its clients can report the problem.
+                dialect = MQTT_5 if packet.level >= MQTT_5 else MQTT_3_1_1
+                self._step(Event.CONNECT_REFUSED, _Refusal(ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, dialect), now, effects)
             else:
-                self._step(_PACKET_EVENTS.get(type(packet), Event.UNEXPECTED), packet, now, effects)
+                self._step(PACKET_EVENTS[type(packet)], packet, now, effects)
         if self._decoder.error is not None:
             self._step(Event.MALFORMED, self._decoder.error, now, effects)
 
     def subscription_confirmed(self, packet_id: int, now: float, codes: Sequence[int] | None = None) -> list[Effect]:
         """Note that the subscription has taken effect in the whole cluster.
 
-        codes: one for each filter of the effect, the QoS or `SUBACK_FAILURE`; None: all were granted QoS 0.
+        codes: one for each filter of the effect, the granted QoS or the reason code of a failure; None: each gets the QoS that it
+        asked for.
         """
         return self._run(Event.SUBSCRIPTION_CONFIRMED, (packet_id, codes), now)
 
@@ -383,33 +316,51 @@ class ServerSession:
             self._acknowledge(packet_ids, now, effects)
         return effects
 
+    def publish_refused(self, packet_id: int, code: ReasonCode, text: str, now: float) -> list[Effect]:
+        """Note that the cluster refuses a message of QoS 1 or 2. MQTT 3 has no answer that says so: its clients get the one of a
+        message that was taken."""
+        return self._run(Event.PUBLISH_REFUSED, (packet_id, code, text), now)
+
+    def deliver(self, messages: Iterable[Outgoing], now: float) -> list[Effect]:
+        """Have messages of topics wait for the client; `outgoing` makes packets of them."""
+        return self._run(Event.DELIVERY, messages, now)
+
+    def outgoing(self, max_bytes: int, now: float, now_ms: int) -> bytes:
+        """Make packets of about `max_bytes` of what may leave now; empty if there is nothing. now_ms: Unix milliseconds."""
+        if self._sending is None or self._state is not State.CONNECTED:
+            return b""
+        return self._sending.outbound.take(max_bytes, self.gate.clock(now), now_ms)
+
     def timeout(self, now: float) -> list[Effect]:
         """Run the action of a time-out if the time of `next_deadline` has come; else nothing."""
         if now < self.next_deadline():
             return []
         if self.gate.expire(now):
             return []
-        silence, unfinished, puback = self._client_deadlines()
+        silence, unfinished, puback, acknowledgement = self._client_deadlines()
         if self._state is State.CONNECTING:
-            problem = _Problem(CloseReason.CONNECT_TIMEOUT, "no CONNECT in time")
+            problem = Problem(CloseReason.CONNECT_TIMEOUT, "no CONNECT in time")
         elif now >= silence:
-            problem = _Problem(CloseReason.KEEP_ALIVE, f"no packet for {self._silence_s:g} s")
+            problem = Problem(CloseReason.KEEP_ALIVE, f"no packet for {self._silence_s:g} s")
         elif now >= unfinished:
             text = f"a packet was not finished within {self._limits.packet_timeout_s:g} s"
-            problem = _Problem(CloseReason.PACKET_UNFINISHED, text)
+            problem = Problem(CloseReason.PACKET_UNFINISHED, text)
         elif now >= puback:
-            problem = _Problem(CloseReason.MAIL_UNACKNOWLEDGED, f"no PUBACK for {self._limits.puback_timeout_s:g} s")
+            problem = Problem(CloseReason.MAIL_UNACKNOWLEDGED, f"no PUBACK for {self._limits.puback_timeout_s:g} s")
+        elif now >= acknowledgement:
+            text = f"no acknowledgement for {self._limits.puback_timeout_s:g} s"
+            problem = Problem(CloseReason.UNACKNOWLEDGED, text)
         else:
-            problem = _Problem(CloseReason.UNANSWERED, "the cluster did not answer in time")
+            problem = Problem(CloseReason.UNANSWERED, "the cluster did not answer in time")
         return self._run(Event.TIMEOUT, problem, now)
 
-    def close(self, reason: CloseReason, text: str, now: float) -> list[Effect]:
-        """Close the connection for the shell."""
-        return self._run(Event.CLOSE, _Problem(reason, text), now)
+    def close(self, reason: CloseReason, text: str, now: float, server_reference: str = "") -> list[Effect]:
+        """Close the connection for the shell. server_reference: another server for a client of MQTT 5."""
+        return self._run(Event.CLOSE, Problem(reason, text, server_reference), now)
 
     def connection_lost(self, now: float) -> list[Effect]:
         """Handle the loss of the connection."""
-        return self._run(Event.CONNECTION_LOST, _Problem(CloseReason.CONNECTION_LOST, "the connection was lost"), now)
+        return self._run(Event.CONNECTION_LOST, Problem(CloseReason.CONNECTION_LOST, "the connection was lost"), now)
 
     # ------------------------------------------------------------------------------------------ decisions
 
@@ -422,82 +373,90 @@ class ServerSession:
         self._state, action = TABLE[self._state, event]
         action(self, argument, now, effects)
 
-    def _client_deadlines(self) -> tuple[float, float, float]:
-        """Until when the client has to send a packet, the rest of one, and a PUBACK: never while it is not read from."""
-        silence = unfinished = puback = NEVER
+    def _client_deadlines(self) -> tuple[float, float, float, float]:
+        """Until when the client has to send a packet, the rest of one, a mail's PUBACK, and another acknowledgement: never while it
+        is not read from."""
+        silence = unfinished = puback = acknowledgement = NEVER
         if self.gate.reads and self._state is State.CONNECTED:
-            held_s, mail_since = self.gate.held_s, self._mail.since if self._takes_mail else None
+            held_s = self.gate.held_s
             if self._silence_s:
                 silence = self._last_packet + self._silence_s + held_s
             if self._partial_since is not None:
                 unfinished = self._partial_since + self._limits.packet_timeout_s + held_s
-            if mail_since is not None:
-                puback = mail_since + self._limits.puback_timeout_s + held_s
-        return silence, unfinished, puback
+            if self._sending is not None:
+                puback, acknowledgement = self._sending.deadlines(self._limits.puback_timeout_s + held_s)
+        return silence, unfinished, puback, acknowledgement
 
     def _judge_connect(self, packet: Connect) -> tuple[Event, object] | None:
         if self._state is not State.CONNECTING:
             return Event.CONNECT, packet
-        if not packet.client_id and not packet.clean_session:
-            code = ConnackCode.IDENTIFIER_REJECTED
-        elif packet.will is not None:
-            code = ConnackCode.NOT_AUTHORISED
+        code: ReasonCode | None = ReasonCode.SUCCESS
+        unnamed = not packet.client_id
+        if unnamed and packet.dialect is not MQTT_5 and (packet.dialect is MQTT_3_1 or not packet.clean_session):
+            code = ReasonCode.CLIENT_ID_NOT_VALID
+        elif packet.properties and Property.AUTHENTICATION_METHOD in packet.properties:
+            code = ReasonCode.BAD_AUTHENTICATION_METHOD
+        elif packet.will is not None and isinstance(self._resolve(packet.will.topic), TopicRefusal):
+            code = ReasonCode.TOPIC_NAME_INVALID if packet.dialect is MQTT_5 else ReasonCode.NOT_AUTHORISED
         else:
-            admitted = self._admit(packet)
-            if admitted is None:
-                return None
-            code = admitted
-        return (Event.CONNECT, packet) if code is ConnackCode.ACCEPTED else (Event.CONNECT_REFUSED, code)
+            code = self._admit(packet)
+        if code is None:
+            return None
+        if code is ReasonCode.SUCCESS:
+            return Event.CONNECT, packet
+        return Event.CONNECT_REFUSED, _Refusal(code, packet.dialect)
 
-    def _judge_publish(self, packet: Publish) -> _Problem | None:
-        inbound = self._inbound
-        exactly = packet.packet_id in inbound.unreleased
-        if packet.qos == 2 and not exactly and len(inbound.unreleased) >= 2 * self._limits.max_inflight:
-            return _Problem(CloseReason.UNRELEASED, f"{len(inbound.unreleased)} messages of QoS 2 without a PUBREL")
-        if (
-            packet.packet_id in self.subscriptions.pending
-            or (packet.packet_id in inbound.waiting and not packet.dup)
-            or (exactly and packet.qos != 2)
-        ):
-            return _IN_USE
-        return None
+    def _leave(self, problem: Problem, effects: list[Effect], code: ReasonCode | None, malformed: Reason | None = None) -> None:
+        """Append a DISCONNECT, if the client's dialect has it and it is connected, and the end."""
+        if self._terms.dialect is MQTT_5 and code is not None:
+            effects.append(Send(disconnect(self._terms, problem, code)))
+        effects.append(Close(problem.reason, problem.text, malformed))
 
     # ------------------------------------------------------------------------------------------ actions of the table
 
     def _accept(self, packet: Connect, now: float, effects: list[Effect]) -> None:
         """Start the session, CONNACK 0."""
         self._client_id = packet.client_id or self._assigned_client_id
-        self._clean_session = packet.clean_session
-        self._silence_s = packet.keep_alive_s * self._limits.keep_alive_factor
-        effects.append(Connected(self._client_id, packet.user_name, packet.clean_session, packet.keep_alive_s))
-        effects.append(Send(codec.encode(Connack(False, ConnackCode.ACCEPTED))))
+        self._terms = terms = agree(packet, self._limits)
+        self._silence_s = terms.keep_alive_s * self._limits.keep_alive_factor
+        properties: Properties | None = None
+        if terms.dialect is MQTT_5:
+            properties = announced(packet, terms, self._limits, self._client_id)
+            self._aliases = Aliases(self._limits.max_topic_aliases)
+        effects.append(Connected(self._client_id, packet, terms))
+        effects.append(Send(codec.encode(Connack(False, ReasonCode.SUCCESS, properties), terms.dialect)))
 
-    def _refuse(self, why: ConnackCode | UnacceptableConnect, now: float, effects: list[Effect]) -> None:
-        """CONNACK with the return code, close."""
-        code = ConnackCode.UNACCEPTABLE_PROTOCOL_LEVEL if isinstance(why, UnacceptableConnect) else why
-        five = isinstance(why, UnacceptableConnect) and why.level >= _MQTT_5
-        effects.append(Send(UNSUPPORTED_VERSION if five else codec.encode(Connack(False, code))))
-        effects.append(Close(CloseReason.CONNECT_REFUSED, code.name.lower()))
+    def _refuse(self, refusal: _Refusal, now: float, effects: list[Effect]) -> None:
+        """CONNACK with the reason, close."""
+        code, dialect = refusal
+        data = codec.encode(Connack(False, code if dialect is MQTT_5 else return_code(code)), dialect)
+        effects.append(Send(data))
+        effects.append(Close(CloseReason.CONNECT_REFUSED, name_of(code)))
 
     def _publish(self, packet: Publish, now: float, effects: list[Effect]) -> None:
         """Publish, or drop and count where no room carries the topic."""
+        if packet.properties is not None and self._aliases is not None:
+            resolved = self._aliases.resolve(packet)
+            if resolved is None:
+                self._step(Event.PUBLISH_UNACCEPTABLE, ALIAS, now, effects)
+                return
+            packet = resolved
         room = self._resolve(packet.topic)
         if packet.qos:
-            problem = self._judge_publish(packet)
+            inbound = self._inbound
+            problem = inbound.judge(packet, self._terms, self._limits.max_inflight)
+            if packet.packet_id in self.subscriptions.pending:
+                problem = IN_USE
             if problem is not None:
                 self._step(Event.PUBLISH_UNACCEPTABLE, problem, now, effects)
                 return
-            inbound = self._inbound
             if inbound is _NO_INBOUND:
                 inbound = self._inbound = Inbound()
-            if packet.packet_id in inbound.waiting:
-                return  # the same message again, while its first copy waits for the cluster
-            if packet.qos == 2:
-                if packet.packet_id in inbound.unreleased:
-                    effects.append(Send(codec.encode(Pubrec(packet.packet_id))))
-                    return
-                inbound.unreleased[packet.packet_id] = None
-            inbound.waiting[packet.packet_id] = now
+            begun = inbound.begin(packet, now)
+            if begun is Begun.RECEIVED:
+                effects.append(Send(codec.encode(Pubrec(packet.packet_id))))
+            if begun is not Begun.NEW:
+                return
             self._bound_unanswered(now)
         last = effects[-1] if effects else None
         if isinstance(room, TopicRefusal):
@@ -507,29 +466,37 @@ class ServerSession:
             else:
                 effects.append(DropMessages(room, 1, size))
             if packet.qos:
-                self._acknowledge((packet.packet_id,), now, effects)
+                self._refuse_message((packet.packet_id, ReasonCode.TOPIC_NAME_INVALID, room.value), now, effects)
         elif type(last) is PublishMessages:
             last.messages.append((room, packet))
         else:
             effects.append(PublishMessages([(room, packet)]))
 
     def _subscribe(self, packet: Subscribe, now: float, effects: list[Effect]) -> None:
-        """Join the rooms; SUBACK follows when the cluster confirms, or at once where nothing can be granted."""
+        """Join the filters; SUBACK follows when the cluster confirms, or at once where nothing can be granted."""
         subscriptions, packet_id = self.subscriptions, packet.packet_id
         if subscriptions.asking is None and (packet_id in subscriptions.pending or packet_id in self._inbound.waiting):
-            self._step(Event.CLOSE, _IN_USE, now, effects)
+            self._step(Event.CLOSE, IN_USE, now, effects)
             return
-        asked = subscriptions.ask(packet.filters, more=packet.more, keep=not self._clean_session)
+        identifiers = packet.properties.get(Property.SUBSCRIPTION_IDENTIFIER) if packet.properties else None
+        identifier = identifiers[0] if isinstance(identifiers, tuple) else 0
+        asked = subscriptions.ask(packet.filters, identifier, more=packet.more, keep=self._terms.keep)
         if packet.more:
             return
         if asked.in_vain:
             effects.append(FiltersInVain(len(asked.answers)))
         if not asked.joined:
-            effects.append(Send(codec.encode(Suback(packet_id, (SUBACK_FAILURE,) * len(asked.answers)))))
+            self._send_suback(packet_id, [code for code in asked.answers if isinstance(code, int)], effects)
             return
         subscriptions.wait(packet_id, asked, now)
-        effects.append(SubscribeFilters(packet_id, list(asked.joined.items()), frozenset(asked.mail)))
+        effects.append(SubscribeFilters(packet_id, list(asked.joined.values()), frozenset(asked.mail)))
         self._bound_unanswered(now)
+
+    def _send_suback(self, packet_id: int, codes: list[int], effects: list[Effect]) -> None:
+        dialect = self._terms.dialect
+        if dialect is not MQTT_5:
+            codes = [min(code, SUBACK_FAILURE) for code in codes]
+        effects.append(Send(codec.encode(Suback(packet_id, tuple(codes)), dialect)))
 
     def _confirm(self, confirmed: tuple[int, Sequence[int] | None], now: float, effects: list[Effect]) -> None:
         """SUBACK."""
@@ -537,49 +504,78 @@ class ServerSession:
         answer = self.subscriptions.confirm(packet_id, codes)
         if answer is None:
             return
-        self._takes_mail = self._takes_mail or 1 in answer
-        effects.append(Send(codec.encode(Suback(packet_id, tuple(answer)))))
+        if answer[1]:
+            self._begin_sending().takes_mail = True
+        self._send_suback(packet_id, answer[0], effects)
         self._bound_unanswered(now)
 
     def _unsubscribe(self, packet: Unsubscribe, now: float, effects: list[Effect]) -> None:
-        """Leave the rooms, UNSUBACK."""
-        left = self.subscriptions.leave(packet.filters)
+        """Leave the filters, UNSUBACK."""
+        left, codes = self.subscriptions.leave(packet.filters, more=packet.more)
         if left:
             effects.append(UnsubscribeFilters(left))
         if not packet.more:
-            effects.append(Send(codec.encode(Unsuback(packet.packet_id))))
+            dialect = self._terms.dialect
+            answer = Unsuback(packet.packet_id, tuple(codes) if dialect is MQTT_5 else ())
+            effects.append(Send(codec.encode(answer, dialect)))
 
     def _acknowledge(self, packet_ids: Iterable[int], now: float, effects: list[Effect]) -> None:
         """PUBACK, or PUBREC, of all messages before the first one that still waits."""
-        done = self._inbound.accept(packet_ids)
+        inbound = self._inbound
+        done = inbound.accept(packet_ids)
         if done:
-            effects.append(Send(codec.encode_pubacks(done, self._inbound.unreleased)))
+            effects.append(Send(inbound.answers(done, self._terms)))
             self._bound_unanswered(now)
+
+    def _refuse_message(self, refused: tuple[int, ReasonCode, str], now: float, effects: list[Effect]) -> None:
+        """PUBACK or PUBREC with the reason code, in MQTT 3 without."""
+        packet_id, code, text = refused
+        if self._terms.dialect is MQTT_5:
+            self._inbound.refuse(packet_id, code, text)
+        self._acknowledge((packet_id,), now, effects)
 
     def _release(self, packet: Pubrel, now: float, effects: list[Effect]) -> None:
         """PUBCOMP, also where nothing is known of the message: its PUBREC was on an earlier connection."""
-        if packet.packet_id in self._inbound.waiting:
-            self._step(Event.CLOSE, _Problem(CloseReason.UNEXPECTED_PACKET, "a PUBREL before the PUBREC"), now, effects)
-            return
-        self._inbound.unreleased.pop(packet.packet_id, None)
-        effects.append(Send(codec.encode(Pubcomp(packet.packet_id))))
+        answer = self._inbound.release(packet.packet_id, self._terms)
+        if answer is None:
+            self._step(Event.CLOSE, EARLY_PUBREL, now, effects)
+        else:
+            effects.append(Send(answer))
+
+    def _begin_sending(self) -> Sending:
+        if self._sending is None:
+            self._sending = Sending(self._terms, self._limits.max_outbound_bytes, self._counters)
+        return self._sending
+
+    def _deliver(self, messages: Iterable[Outgoing], now: float, effects: list[Effect]) -> None:
+        """PUBLISH, as far as the client's window has space."""
+        problem = self._begin_sending().deliver(messages)
+        if problem is not None:
+            self._step(Event.CLOSE, problem, now, effects)
 
     def _send_mail(self, what: tuple[str, Sequence[Mails], bool], now: float, effects: list[Effect]) -> None:
         """PUBLISH of QoS 1."""
         topic, mails, anew = what
-        self._takes_mail = True
-        effects.append(SendMail(self._mail.send(topic, mails, self.gate.clock(now), anew=anew), anew))
+        problem = self._begin_sending().send_mail(topic, mails, self.gate.clock(now), effects, anew=anew)
+        if problem is not None:
+            self._step(Event.CLOSE, problem, now, effects)
 
-    def _mail_acknowledged(self, packet: Puback, now: float, effects: list[Effect]) -> None:
+    def _acknowledged(self, packet: Puback, now: float, effects: list[Effect]) -> None:
         """Report it; ignore what answers nothing, as of a client that acknowledges before it has subscribed again."""
-        if not self._takes_mail:
-            return
-        self._mail.acknowledge(packet.packet_id, self.gate.clock(now))
-        last = effects[-1] if effects else None
-        if type(last) is PacketsAcknowledged:
-            last.packet_ids.append(packet.packet_id)
-        else:
-            effects.append(PacketsAcknowledged([packet.packet_id]))
+        if self._sending is not None:
+            self._sending.acknowledge(packet, self.gate.clock(now), effects)
+
+    def _received(self, packet: Pubrec, now: float, effects: list[Effect]) -> None:
+        """PUBREL; after a failure nothing."""
+        if self._sending is not None:
+            self._sending.receive(packet, self.gate.clock(now), effects)
+        elif packet.code < ReasonCode.UNSPECIFIED:
+            effects.append(Send(pubrel(packet.packet_id, self._terms, known=False)))
+
+    def _completed(self, packet: Pubcomp, now: float, effects: list[Effect]) -> None:
+        """End of the exchange; ignore what answers nothing."""
+        if self._sending is not None:
+            self._sending.complete(packet, self.gate.clock(now))
 
     def _bound_unanswered(self, now: float) -> None:
         waiting = self.waiting
@@ -592,25 +588,33 @@ class ServerSession:
         """PINGRESP."""
         effects.append(_PINGRESP)
 
-    def _goodbye(self, _: Disconnect, now: float, effects: list[Effect]) -> None:
+    def _goodbye(self, packet: Disconnect, now: float, effects: list[Effect]) -> None:
         """Close."""
-        effects.append(Close(CloseReason.CLIENT_DISCONNECTED, "the client disconnected"))
+        if not self._terms.keep and number(packet.properties, Property.SESSION_EXPIRY, 0):
+            text = "a DISCONNECT sets the session expiry that CONNECT left at 0"
+            self._leave(Problem(CloseReason.UNEXPECTED_PACKET, text), effects, ReasonCode.PROTOCOL_ERROR)
+            return
+        normal = packet.code == ReasonCode.SUCCESS
+        effects.append(Close(CloseReason.CLIENT_DISCONNECTED, "the client disconnected", publish_will=not normal))
 
-    def _second_connect(self, _: Connect, now: float, effects: list[Effect]) -> None:
+    def _second_connect(self, _: object, now: float, effects: list[Effect]) -> None:
         """Close: a protocol violation [MQTT-3.1.0-2]."""
-        effects.append(Close(CloseReason.SECOND_CONNECT, "a second CONNECT"))
+        self._close(Problem(CloseReason.SECOND_CONNECT, "a second CONNECT"), now, effects)
 
     def _unexpected(self, packet: Packet, now: float, effects: list[Effect]) -> None:
         """Close: the packet answers nothing that was sent, or comes before CONNECT."""
-        effects.append(Close(CloseReason.UNEXPECTED_PACKET, f"an unexpected {type(packet).__name__.upper()}"))
+        self._close(Problem(CloseReason.UNEXPECTED_PACKET, f"an unexpected {type(packet).__name__.upper()}"), now, effects)
 
     def _malformed(self, error: MalformedPacket, now: float, effects: list[Effect]) -> None:
         """Close: a protocol violation [MQTT-4.8.0-1]."""
-        effects.append(Close(CloseReason.MALFORMED, error.reason.name.lower()))
+        code = MALFORMED_CODES.get(error.reason, ReasonCode.MALFORMED_PACKET)
+        if error.dialect is MQTT_5 and self._terms is _NO_TERMS:
+            effects.append(Send(codec.encode(Connack(False, code), MQTT_5)))
+        self._leave(Problem(CloseReason.MALFORMED, error.reason.name.lower()), effects, code, error.reason)
 
-    def _close(self, problem: _Problem, now: float, effects: list[Effect]) -> None:
+    def _close(self, problem: Problem, now: float, effects: list[Effect]) -> None:
         """Close."""
-        effects.append(Close(problem.reason, problem.text))
+        self._leave(problem, effects, DISCONNECT_CODES.get(problem.reason))
 
     def _ignore(self, _: object, now: float, effects: list[Effect]) -> None:
         """Nothing."""
@@ -627,11 +631,15 @@ TABLE: Final[dict[tuple[State, Event], Transition]] = {
     (State.CONNECTING, Event.DISCONNECT): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTING, Event.PUBACK): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTING, Event.PUBREL): Transition(State.DISCONNECTED, ServerSession._unexpected),
-    (State.CONNECTING, Event.UNEXPECTED): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.PUBREC): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.PUBCOMP): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTING, Event.AUTH): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTING, Event.MALFORMED): Transition(State.DISCONNECTED, ServerSession._malformed),
     (State.CONNECTING, Event.SUBSCRIPTION_CONFIRMED): Transition(State.CONNECTING, ServerSession._ignore),
     (State.CONNECTING, Event.PUBLISH_ACCEPTED): Transition(State.CONNECTING, ServerSession._ignore),
+    (State.CONNECTING, Event.PUBLISH_REFUSED): Transition(State.CONNECTING, ServerSession._ignore),
     (State.CONNECTING, Event.MAIL): Transition(State.CONNECTING, ServerSession._ignore),
+    (State.CONNECTING, Event.DELIVERY): Transition(State.CONNECTING, ServerSession._ignore),
     (State.CONNECTING, Event.TIMEOUT): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTING, Event.CLOSE): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTING, Event.CONNECTION_LOST): Transition(State.DISCONNECTED, ServerSession._close),
@@ -643,13 +651,17 @@ TABLE: Final[dict[tuple[State, Event], Transition]] = {
     (State.CONNECTED, Event.UNSUBSCRIBE): Transition(State.CONNECTED, ServerSession._unsubscribe),
     (State.CONNECTED, Event.PINGREQ): Transition(State.CONNECTED, ServerSession._pong),
     (State.CONNECTED, Event.DISCONNECT): Transition(State.DISCONNECTED, ServerSession._goodbye),
-    (State.CONNECTED, Event.PUBACK): Transition(State.CONNECTED, ServerSession._mail_acknowledged),
+    (State.CONNECTED, Event.PUBACK): Transition(State.CONNECTED, ServerSession._acknowledged),
     (State.CONNECTED, Event.PUBREL): Transition(State.CONNECTED, ServerSession._release),
-    (State.CONNECTED, Event.UNEXPECTED): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    (State.CONNECTED, Event.PUBREC): Transition(State.CONNECTED, ServerSession._received),
+    (State.CONNECTED, Event.PUBCOMP): Transition(State.CONNECTED, ServerSession._completed),
+    (State.CONNECTED, Event.AUTH): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTED, Event.MALFORMED): Transition(State.DISCONNECTED, ServerSession._malformed),
     (State.CONNECTED, Event.SUBSCRIPTION_CONFIRMED): Transition(State.CONNECTED, ServerSession._confirm),
     (State.CONNECTED, Event.PUBLISH_ACCEPTED): Transition(State.CONNECTED, ServerSession._acknowledge),
+    (State.CONNECTED, Event.PUBLISH_REFUSED): Transition(State.CONNECTED, ServerSession._refuse_message),
     (State.CONNECTED, Event.MAIL): Transition(State.CONNECTED, ServerSession._send_mail),
+    (State.CONNECTED, Event.DELIVERY): Transition(State.CONNECTED, ServerSession._deliver),
     (State.CONNECTED, Event.TIMEOUT): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTED, Event.CLOSE): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTED, Event.CONNECTION_LOST): Transition(State.DISCONNECTED, ServerSession._close),

@@ -1,26 +1,44 @@
 """The filters of one MQTT connection: those that it has, and those that wait for the cluster. Pure.
 
-Source: OASIS MQTT 3.1.1 section 3.8; docs/operations.md.
+Source: OASIS MQTT 3.1.1 section 3.8; MQTT 5.0 sections 3.8 to 3.11; docs/mqtt.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cluster.core.contract import NEVER
-from cluster.mqtt.packets import SUBACK_FAILURE
-from pixiu.ids import TOPIC_ROOM, UIN, RoomID
-from pixiu.placement.topic_rooms import TopicRooms
-from pixiu.placement.topics import USER_PREFIX, TopicRefusal
+from cluster.mqtt.events import Wanted
+from cluster.mqtt.reason_codes import ReasonCode
+from pixiu.ids import UIN, RoomID
+from pixiu.placement.topics import USER_PREFIX, TopicRefusal, parse_filter
+
+QOS_BITS: Final = 3
+NO_LOCAL: Final = 4
+RETAIN_AS_PUBLISHED: Final = 8
+RETAIN_HANDLING_SHIFT: Final = 4
+"""Of the options byte of a filter in a SUBSCRIBE."""
+
+
+def judge_filter(resolve: Callable[[str], RoomID | UIN | TopicRefusal], text: str) -> TopicRefusal | None:
+    """The reason to refuse a filter."""
+    found = parse_filter(text)
+    if isinstance(found, TopicRefusal):
+        return found
+    if found.wild:
+        return None
+    room = resolve(found.name)
+    # The server's own topics may be subscribed to, but not published to.
+    return room if isinstance(room, TopicRefusal) and room is not TopicRefusal.SYSTEM else None
 
 
 class Asked(NamedTuple):
     """The filters of a SUBSCRIBE, as far as it was decoded."""
 
-    answers: list[str | None]
-    """One item per filter: its name if it waits for the cluster, None if it was refused."""
-    joined: dict[str, RoomID | UIN]
+    answers: list[str | int]
+    """One item per filter: its text if it waits for the cluster, a reason code if it was refused."""
+    joined: dict[str, Wanted]
     mail: set[str]
     """Those of `joined` for which the client requests mail."""
     in_vain: bool
@@ -30,12 +48,12 @@ class Asked(NamedTuple):
 class Subscriptions:
     """Filters of one connection, and what is to be answered to its SUBSCRIBEs.
 
-    resolve: finds the destination of a name. topics: the rooms of free topics. in_vain: the shell's policy for a SUBSCRIBE that
-    comes in parts: whether to refuse all of it, by the number of filters in the first part.
+    judge: checks a filter; returns the reason to refuse it, or None. in_vain: the shell's policy for a SUBSCRIBE that comes in
+    parts: whether to refuse all of it, by the number of filters in the first part.
     """
 
     __slots__ = (
-        "_bytes", "_in_vain", "_max_bytes", "_max_filters", "_resolve", "_topics", "asking", "fruitless", "pending", "rooms",
+        "_bytes", "_in_vain", "_judge", "_left", "_max_bytes", "_max_filters", "asking", "filters", "fruitless", "pending",
         "waiting",
     )  # fmt: skip
 
@@ -43,15 +61,16 @@ class Subscriptions:
         self,
         max_filters: int,
         max_bytes: int,
-        resolve: Callable[[str], RoomID | UIN | TopicRefusal],
-        topics: TopicRooms,
+        judge: Callable[[str], TopicRefusal | None],
         in_vain: Callable[[int], bool] | None,
     ) -> None:
         self._max_filters, self._max_bytes = max_filters, max_bytes
-        self._resolve, self._topics, self._in_vain = resolve, topics, in_vain
-        self.rooms: dict[str, RoomID | UIN] = {}
-        """The filters that the client has or waits for, and their rooms. Not to be changed outside."""
+        self._judge, self._in_vain = judge, in_vain
+        self.filters: dict[str, int] = {}
+        """The filters that the client has or waits for, and their subscription identifiers (0: none). Not to be changed outside."""
         self._bytes = 0
+        self._left: list[int] | None = None
+        """Reason codes of an UNSUBSCRIBE of which more parts follow."""
         self.asking: Asked | None = None
         """The SUBSCRIBE of which more parts follow."""
         self.pending: dict[int, tuple[float, Asked]] = {}
@@ -65,29 +84,40 @@ class Subscriptions:
         """Time since which the oldest SUBSCRIBE waits for the cluster; NEVER: none does."""
         return next(iter(self.pending.values()))[0] if self.pending else NEVER
 
-    def ask(self, filters: Sequence[tuple[str, int]], *, more: bool, keep: bool) -> Asked:
-        """Add the filters of a SUBSCRIBE, or of a part of one, with QoS. keep: the session is to be kept, so its user filters of
-        QoS 1 take mail."""
+    def ask(self, filters: Sequence[tuple[str, int]], identifier: int = 0, *, more: bool, keep: bool) -> Asked:
+        """Add the filters of a SUBSCRIBE, or of a part of one, with their options. keep: the session is to be kept, so its user
+        filters of QoS 1 take mail."""
         asked = self.asking
         if asked is None:
             asked = Asked([], {}, set(), more and self._in_vain is not None and self._in_vain(len(filters)))
         self.asking = asked if more else None
         answers, joined, mail, in_vain = asked
         if in_vain:
-            answers.extend([None] * len(filters))
+            answers.extend([ReasonCode.QUOTA_EXCEEDED] * len(filters))
             return asked
-        for name, qos in filters:
+        for name, options in filters:
             # The limit is checked first: it costs the least, and a client that sends endless filters has reached it.
-            if not self._has_space_for(name) or isinstance(room := self._resolve(name), TopicRefusal):
+            if not self._has_space_for(name):
                 self.fruitless += 1
-                answers.append(None)
+                answers.append(ReasonCode.QUOTA_EXCEEDED)
                 continue
-            if name not in self.rooms:
+            if self._judge(name) is not None:
+                self.fruitless += 1
+                answers.append(ReasonCode.TOPIC_FILTER_INVALID)
+                continue
+            if name not in self.filters:
                 self._bytes += len(name)
-            if room >= TOPIC_ROOM and not name.startswith(USER_PREFIX):
-                room = self._topics.room(name)
+            self.filters[name] = identifier
             answers.append(name)
-            joined[name] = self.rooms[name] = room
+            qos = options & QOS_BITS
+            joined[name] = Wanted(
+                name,
+                qos,
+                bool(options & NO_LOCAL),
+                bool(options & RETAIN_AS_PUBLISHED),
+                options >> RETAIN_HANDLING_SHIFT,
+                identifier,
+            )
             if qos and keep and name.startswith(USER_PREFIX):
                 mail.add(name)
             else:
@@ -99,34 +129,46 @@ class Subscriptions:
         self.pending[packet_id] = now, asked
         self.waiting += len(asked.answers)
 
-    def confirm(self, packet_id: int, codes: Sequence[int] | None) -> list[int] | None:
-        """End the wait of a SUBSCRIBE: `codes` has one for each filter of `Asked.joined`, None: QoS 0 for all. Returns the codes of
-        its SUBACK; None: it does not wait."""
+    def confirm(self, packet_id: int, codes: Sequence[int] | None) -> tuple[list[int], bool] | None:
+        """End the wait of a SUBSCRIBE: `codes` has one for each filter of `Asked.joined`, None: each its QoS. Returns the codes of
+        its SUBACK, and whether mail was granted; None: it does not wait."""
         _, asked = self.pending.pop(packet_id, (0.0, None))
         if not self.pending:
             self.pending = {}  # an emptied dict keeps its table, 170 bytes
         if asked is None:
             return None
         self.waiting -= len(asked.answers)
-        granted = dict(zip(asked.joined, codes or [0] * len(asked.joined), strict=True))
+        if codes is None:
+            codes = [wanted.qos for wanted in asked.joined.values()]
+        granted = dict(zip(asked.joined, codes, strict=True))
         for name, code in granted.items():
-            if code == SUBACK_FAILURE:
+            if code >= ReasonCode.UNSPECIFIED:
                 self._forget(name)
-        return [SUBACK_FAILURE if name is None else granted[name] for name in asked.answers]
+        mail = any(0 < granted[name] < ReasonCode.UNSPECIFIED for name in asked.mail)
+        return [name if isinstance(name, int) else granted[name] for name in asked.answers], mail
 
-    def leave(self, names: Sequence[str]) -> list[tuple[str, RoomID | UIN]]:
-        """Remove filters. Returns those that were there, with their rooms."""
-        left = [(name, room) for name in dict.fromkeys(names) if (room := self._forget(name)) is not None]
+    def leave(self, names: Sequence[str], *, more: bool) -> tuple[list[str], list[int]]:
+        """Remove the filters of an UNSUBSCRIBE, or of a part of one. Returns those that were there, and the reason codes of the
+        whole UNSUBSCRIBE once no more follows."""
+        left: list[str] = []
+        codes = self._left or []
+        for name in names:
+            if self._forget(name):
+                left.append(name)
+                codes.append(ReasonCode.SUCCESS)
+            else:
+                codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
         self.fruitless += len(names) - len(left)
-        return left
+        self._left = codes if more else None
+        return left, codes
 
     def _has_space_for(self, name: str) -> bool:
-        if name in self.rooms:
+        if name in self.filters:
             return True
-        return len(self.rooms) < self._max_filters and self._bytes + len(name) <= self._max_bytes
+        return len(self.filters) < self._max_filters and self._bytes + len(name) <= self._max_bytes
 
-    def _forget(self, name: str) -> RoomID | UIN | None:
-        room = self.rooms.pop(name, None)
-        if room is not None:
+    def _forget(self, name: str) -> bool:
+        there = self.filters.pop(name, None) is not None
+        if there:
             self._bytes -= len(name)
-        return room
+        return there

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID, MAX_ROOM, UIN, RoomID, topic_room
@@ -41,7 +41,39 @@ class TopicRefusal(Enum):
     USER = "user/ is followed by a UIN in decimal, 1 to 2^63-1, without leading zeros, and no room carries it"
     SYSTEM = "names that begin with $ belong to the server"
     VROOM = "the number of a VRoom belongs to the cluster; use the RoomID of the big room"
+    SHARE = "a shared subscription is $share/GROUP/FILTER, its group has no wildcard"
     WILDCARD = "filters with wildcards are not served yet"
+
+
+class Filter(NamedTuple):
+    """A topic filter in its parts."""
+
+    group: str
+    """Of a shared subscription; empty: it is not shared."""
+    name: str
+    """Without `$share/GROUP/`."""
+    wild: bool
+
+
+SHARE_PREFIX: Final = "$share/"
+
+
+def parse_filter(text: str) -> Filter | TopicRefusal:
+    """Take a topic filter apart, or find the reason to refuse it. Never raises."""
+    group, name = "", text
+    if text.startswith(SHARE_PREFIX):
+        group, _, name = text.removeprefix(SHARE_PREFIX).partition("/")
+        if not group or has_wildcard(group) or not name:
+            return TopicRefusal.SHARE
+    if not name:
+        return TopicRefusal.EMPTY
+    if len(name) > MAX_TOPIC_LENGTH:
+        return TopicRefusal.LONG
+    if not is_filter(name):
+        return TopicRefusal.WILDCARD
+    wild = has_wildcard(name)
+    found = None if wild else destination(name)
+    return found if isinstance(found, TopicRefusal) else Filter(group, name, wild)
 
 
 def is_filter(name: str) -> bool:
