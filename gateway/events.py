@@ -1,7 +1,6 @@
 """Events of a gateway's core, and the effects that it requests, besides those that all cores share (`cluster.core.contract`).
 
-A connection is a number assigned by the shell. A channel is a target of subscriptions: a room (`topic` is None) or a free topic
-inside its room.
+A connection is a number assigned by the shell. Clients subscribe by filters, as `pixiu.placement.topics.parse_filter` reads them.
 """
 
 from __future__ import annotations
@@ -54,11 +53,12 @@ class ProxiesChanged:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A client connected. `packets`: it speaks MQTT and gets PUBLISH packets; otherwise it gets records."""
+    """A client connected."""
 
     connection: int
     uin: int
-    packets: bool
+    dialect: int
+    """0: it gets records; otherwise PUBLISH packets of MQTT, 3: of 3.1 and 3.1.1, 5: of 5."""
     device: int = 0
     """DeviceID; 0: the connection is not reported."""
     device_class: int = 0
@@ -68,6 +68,10 @@ class Opened:
     """True if it counts as a login of the user; see `cluster.membership.map.devices`."""
     name: str = ""
     """Name of the device, given by its user."""
+    exact: bool = False
+    """True if it gets no shared bytes, only `DeliverEach`: it limits the size of packets, or wants topic aliases."""
+    credit: int = 65_535
+    """Messages of shared subscriptions with QoS 1 or 2 that it may have unacknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +82,28 @@ class Closed:
     reason: int
 
 
+class Wanted(NamedTuple):
+    """A filter that a client subscribes to, with its options, as in MQTT 5."""
+
+    filter: str
+    qos: int = 0
+    no_local: bool = False
+    retain_as_published: bool = False
+    retain_handling: int = 0
+    """Retained messages are sent 0: always, 1: if the subscription is new, 2: never. Subscribers of records get none."""
+    identifier: int = 0
+    """0: none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A client subscribes; `Answer(connection, request)` follows when the cluster knows it. A channel is (room, topic)."""
+    """A client subscribes; `Answer(connection, request)` follows when the cluster knows it.
+
+    A filter that it has already gets the new options."""
 
     connection: int
     request: int
-    channels: list[tuple[int, bytes | None]]
+    channels: list[Wanted]
     chat: bool = False
     """True if it also takes the messages to its user."""
     mail: bool = False
@@ -96,9 +115,35 @@ class Leave:
     """A client unsubscribes. Takes effect at once."""
 
     connection: int
-    channels: list[tuple[int, bytes | None]]
+    filters: list[str]
     chat: bool = False
     mail: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAcknowledged:
+    """A client acknowledged messages of shared subscriptions, by `Delivery.shared`. What it has not acknowledged at its end goes to
+    another member of the group."""
+
+    connection: int
+    numbers: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedFound:
+    """Retained messages for filters of one connection, a slice: whole records of free topics and rooms."""
+
+    connection: int
+    fetch: int
+    records: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedFetched:
+    """Everything retained for a fetch was found."""
+
+    connection: int
+    fetch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +161,7 @@ class Confirmable:
         resolved: called once each time that it was published: the brokers have it, or the error is the reason.
     """
 
-    __slots__ = ("_resolved", "attempts", "key", "number", "packet_id", "record", "snowflake")
+    __slots__ = ("_resolved", "attempts", "connection", "key", "number", "packet_id", "record", "snowflake")
 
     def __init__(
         self,
@@ -125,8 +170,10 @@ class Confirmable:
         key: int,
         record: bytes,
         snowflake: SnowflakeID,
+        connection: int = 0,
     ) -> None:
         self._resolved = resolved
+        self.connection = connection
         self.packet_id = packet_id
         self.key = key
         self.record = record
@@ -293,6 +340,9 @@ Event = (
     | Closed
     | Join
     | Leave
+    | SharedAcknowledged
+    | RetainedFound
+    | RetainedFetched
     | RecordsReceived
     | EndOfTurn
     | Publish
@@ -336,7 +386,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Write `data` to every connection: `count` PUBLISH packets, or records end to end.
+    """Write `data` to every connection: `count` PUBLISH packets of its dialect, or records end to end.
 
     `paced`: for a big room; other deliveries go first.
     """
@@ -345,6 +395,40 @@ class Deliver:
     data: bytes
     count: int
     paced: bool = False
+
+
+class Delivery(NamedTuple):
+    """A message for one MQTT connection that cannot share its bytes with others."""
+
+    record: bytes
+    """The whole record."""
+    topic: bytes
+    """UTF-8 name."""
+    qos: int
+    """The lower one of those published and granted."""
+    retain: bool
+    identifiers: tuple[int, ...]
+    expires_at_ms: int
+    """Unix milliseconds; 0: it does not expire."""
+    shared: int = 0
+    """Number to acknowledge it by, if it is of a shared subscription and has QoS 1 or 2: `SharedAcknowledged`; 0 otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverEach:
+    """Write messages to one MQTT connection, in order."""
+
+    connection: int
+    messages: list[Delivery]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRetained:
+    """Fetch the retained messages of filters for a connection: `RetainedFound` in slices, then `RetainedFetched`."""
+
+    connection: int
+    fetch: int
+    filters: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,14 +450,15 @@ class KeepTraces:
 class Answer:
     """A client's request has taken effect. `known`: all routers and relays confirmed it; False: it took too long and continues.
 
-    `refused`: channels of the request for which a router or relay has no capacity, as the client names them; it is not in them.
+    `refused`: filters of the request that it did not get, because a router or relay has no capacity, they span too many rooms, or
+    no room carries them.
     `user_refused`: it does not get the messages to its user either.
     """
 
     connection: int
     request: int
     known: bool
-    refused: frozenset[tuple[int, bytes | None]] = frozenset()
+    refused: frozenset[str] = frozenset()
     user_refused: bool = False
 
 
@@ -425,6 +510,8 @@ Effect = (
     | SendRecords
     | SendDelivered
     | Deliver
+    | DeliverEach
+    | FetchRetained
     | KeepTraces
     | Answer
     | Disconnect

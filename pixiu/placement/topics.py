@@ -2,7 +2,7 @@
 
     room/{RoomID}   RoomID in decimal, 1 to 2^62-1, no leading zero
     user/{UIN}      UIN in decimal, 1 to 2^63-1, no leading zero: messages to a user; no room carries it
-    $…              the server's own names: no room carries them
+    $…              the server's own names: no room carries them; `$SYS/…` and `$share/GROUP/…` can be subscribed to
     over 4,096      characters: no room carries them
     anything else   a free topic; its first level chooses the room, unless the cluster has rules (`pixiu.placement.topic_rooms`)
 
@@ -28,6 +28,11 @@ CACHED_NAME_LENGTH: Final = 128
 MAX_TOPIC_LENGTH: Final = 4096
 """Longest topic, in characters. Longer names are refused: each copy of a message and each subscription would carry them."""
 
+SHARE_PREFIX: Final = "$share/"
+SYSTEM_PREFIX: Final = "$SYS/"
+"""Topics that a gateway publishes about itself, to its own subscribers."""
+MAX_FILTER_LEVELS: Final = 128
+
 _ROOM_DIGITS: Final = len(str(MAX_ROOM))
 _USER_DIGITS: Final = len(str(MAX_ID))
 
@@ -41,8 +46,67 @@ class TopicRefusal(Enum):
     USER = "user/ is followed by a UIN in decimal, 1 to 2^63-1, without leading zeros, and no room carries it"
     SYSTEM = "names that begin with $ belong to the server"
     VROOM = "the number of a VRoom belongs to the cluster; use the RoomID of the big room"
-    SHARE = "a shared subscription is $share/GROUP/FILTER, its group has no wildcard"
-    WILDCARD = "filters with wildcards are not served yet"
+    WILDCARD = "a topic that is published to, or read by this interface, has no wildcards"
+    FILTER = "+ and # stand alone in their level, and # only in the last one"
+    LEVELS = "a filter has at most 128 levels"
+    SHARE = "a shared subscription is $share/GROUP/FILTER; the group is not empty and contains no /, + or #"
+
+
+class Filter(NamedTuple):
+    """What a client subscribes to."""
+
+    group: str
+    """Group of a shared subscription; empty: it is not shared."""
+    name: str
+    """The filter, without `$share/GROUP/`."""
+    wild: bool
+    """True if it contains a wildcard."""
+
+    @property
+    def is_system(self) -> bool:
+        """True if it can match topics that gateways publish about themselves, and nothing else."""
+        return self.name.startswith(SYSTEM_PREFIX)
+
+
+def parse_filter(text: str) -> Filter | TopicRefusal:
+    """Read what a client wants to subscribe to, or find the reason why it cannot. Never raises.
+
+    `room/{RoomID}`, `user/{UIN}`, free topics, free topics with wildcards, `$SYS/…`, and `$share/GROUP/` before a room or free topics.
+    """
+    return _parsed(text) if len(text) <= CACHED_NAME_LENGTH else _parse(text)
+
+
+def _parse(text: str) -> Filter | TopicRefusal:
+    group, name = "", text
+    if text.startswith(SHARE_PREFIX):
+        group, _, name = text[len(SHARE_PREFIX) :].partition("/")
+        if not group or not name or has_wildcard(group):
+            return TopicRefusal.SHARE
+        if name.startswith((USER_PREFIX, "$")):
+            return TopicRefusal.USER if name.startswith(USER_PREFIX) else TopicRefusal.SYSTEM
+        if len(group) > MAX_TOPIC_LENGTH:
+            return TopicRefusal.LONG
+    wild = has_wildcard(name)
+    if wild or name.startswith(SYSTEM_PREFIX):
+        if len(name) > MAX_TOPIC_LENGTH:
+            return TopicRefusal.LONG
+        if not is_filter(name):
+            return TopicRefusal.FILTER
+        if name.count("/") >= MAX_FILTER_LEVELS:
+            return TopicRefusal.LEVELS
+        # Rooms and users are not topics that a wildcard can match.
+        if name.startswith(ROOM_PREFIX):
+            return TopicRefusal.ROOM_NUMBER
+        if name.startswith(USER_PREFIX):
+            return TopicRefusal.USER
+        if name[0] == "$" and not name.startswith(SYSTEM_PREFIX):
+            return TopicRefusal.SYSTEM
+        return Filter(group, name, wild)
+    found = destination(name)
+    return found if isinstance(found, TopicRefusal) else Filter(group, name, False)
+
+
+_parsed = lru_cache(CACHED_NAMES)(_parse)
 
 
 class Filter(NamedTuple):
