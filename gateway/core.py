@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Final
 
 from cluster.core.contract import EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
@@ -23,15 +22,20 @@ from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.confirming import Confirming
 from gateway.delivery.dedupe import Dedupe
+from gateway.delivery.fan_out import FanOut, publish_packet
 from gateway.delivery.mail import MailBook
+from gateway.delivery.retained import RetainedDeliveries
+from gateway.delivery.shared import SharedDeliveries
 from gateway.delivery.signals import SIGNAL, MemoryTable, Signals, SignalTable
 from gateway.delivery.traces import Traces
 from gateway.membership.devices import DeviceIndex
 from gateway.membership.reporter import Answered, MembershipReporter
-from gateway.membership.rooms import Channel, Client, RoomIndex
-from pixiu.ids import EndpointID, gateway_msg_id
+from gateway.membership.rooms import THE_GATEWAY, Channel, Client, Present, RoomIndex
+from pixiu.ids import TOPIC_ROOM, EndpointID, gateway_msg_id
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.ordered_routes import Routes
+from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
+from pixiu.placement.topics import USER_PREFIX, Filter, parse_filter
 from pixiu.wire.record import (
     FLAGS_AT,
     HEADER_SIZE,
@@ -49,13 +53,15 @@ from pixiu.wire.record import (
     Kind,
     has_expired,
     intact_body,
-    with_key,
 )
 from pixiu.wire.trace import UNTRACED, Tracer
+from pixiu.wire.uin_list import take_apart
 
 MAX_ANSWERED_A_MESSAGE = 128
 """SnowflakeIDs of delivered signals in one control message, so that it fits a datagram."""
 NO_BIG_ROOMS = VRooms()
+MAX_WIDE_ROOMS: Final = 2048
+"""Rooms that one connection's filters with wildcards may span by default: two rules of topics' rooms, or sixteen times all topics."""
 MOVING = EndpointID(0)
 """In place of the proxy of a key whose records wait."""
 TOPIC_OR_TRACED = Flag.TOPIC | Flag.TRACED
@@ -67,6 +73,7 @@ MAX_HELD_RECORDS = 100_000
 LOAD_TEST = int(Flag.LOAD_TEST)
 ROOM = int(Kind.ROOM)
 CHAT = int(Kind.CHAT)
+ADDRESSED = int(Kind.ADDRESSED)
 MALFORMED: Final = Settle(Outcome.MALFORMED)
 
 
@@ -100,13 +107,18 @@ class _Asked:
     """A client's request that is not answered yet."""
 
     event: ev.Join
-    channels: list[tuple[int, bytes | None]]
-    """Of the event, in the form that the index uses."""
+    joined: dict[str, tuple[int, ...]]
+    """Filters of the event that no check refused, with their rooms."""
+    fetch: int
+    """Number of the fetch of retained messages; 0: none."""
     waits_for: int
     """Number of answers still missing: of the routers and, where needed, of the relays."""
     known: bool = True
     rooms_refused: frozenset[int] = frozenset()
     user_refused: bool = False
+
+
+_NO_ROOMS: Final[tuple[int, ...]] = ()
 
 
 class Core(EventTable[ev.Effect]):
@@ -118,6 +130,8 @@ class Core(EventTable[ev.Effect]):
         generation: of that number, grown with this start.
         signals: remembers delivered signals; None: only while this core lives.
         vrooms: the cluster's big rooms.
+        topics: the rooms of free topics.
+        max_wide_rooms: rooms that one connection's filters with wildcards may span, beyond one each.
         through_relays: room messages come through relays, so a join takes effect only when they know the user.
         tracer: stamps traced records.
         jitter, is_crowd: see `MembershipReporter`.
@@ -133,6 +147,8 @@ class Core(EventTable[ev.Effect]):
         generation: int,
         signals: SignalTable | None = None,
         vrooms: VRooms = NO_BIG_ROOMS,
+        topics: TopicRooms = BY_FIRST_LEVEL,
+        max_wide_rooms: int = MAX_WIDE_ROOMS,
         through_relays: bool = False,
         tracer: Tracer = UNTRACED,
         jitter: Callable[[], float] = lambda: 0.0,
@@ -143,8 +159,9 @@ class Core(EventTable[ev.Effect]):
     ) -> None:
         super().__init__()
         self._unix_ms = unix_ms
-        self.index = RoomIndex(vrooms)
+        self.index = RoomIndex(vrooms, topics, users_everywhere=through_relays)
         self._through_relays = through_relays
+        self.max_wide_rooms = max_wide_rooms
         self.signals = Signals(signals if signals is not None else MemoryTable())
         self.traces = Traces(tracer)
         self.counters = Counters()
@@ -152,7 +169,9 @@ class Core(EventTable[ev.Effect]):
         self._counter = 0
         self._token = 0
         self.dedupe = Dedupe()
-        self._dirty: dict[Channel, None] = {}
+        self.fan_out = FanOut()
+        self.retained = RetainedDeliveries(self.index, self.fan_out)
+        self.shared = SharedDeliveries(self.index, self.fan_out)
         self._proxies: tuple[ev.Replica, ...] = ()
         self._proxy_routes: Routes[EndpointID] = Routes(self._choose_proxy, MOVING)
         self._held: list[_Published] = []
@@ -179,7 +198,7 @@ class Core(EventTable[ev.Effect]):
         self.on(RecordsReceived, self._on_records)
         self.on(EndOfTurn, self._on_end_of_turn)
         self.on(ev.Publish, self._on_publish)
-        self.on(ev.PublishConfirmed, self.confirming.offered)
+        self.on(ev.PublishConfirmed, self._on_publish_confirmed)
         self.on(ev.BatchResolved, self.confirming.resolved)
         self.on(Settled, self._on_settled)
         self.on(Tick, self._on_tick)
@@ -190,6 +209,9 @@ class Core(EventTable[ev.Effect]):
         self.on(ev.Closed, self._on_closed)
         self.on(ev.Join, self._on_join)
         self.on(ev.Leave, self._on_leave)
+        self.on(ev.SharedAcknowledged, self._on_shared_acknowledged)
+        self.on(ev.RetainedFound, self._on_retained_found)
+        self.on(ev.RetainedFetched, self._on_retained_fetched)
         self.on(ev.Confirmed, self._on_confirmed)
         self.on(ev.Replaced, self._on_replaced)
         self.on(ev.HealingReceived, self._on_healing)
@@ -245,6 +267,13 @@ class Core(EventTable[ev.Effect]):
             "confirmed_unresolved": self.confirming.unresolved,
             "confirmed_batches_total": self.confirming.batches,
             "confirmed_batches_lost_total": self.confirming.lost,
+            "filters_with_wildcards": len(self.index.wild),
+            "shared_unacknowledged": self.shared.unacknowledged,
+            "shared_delivered_total": self.shared.delivered,
+            "shared_given_again_total": self.shared.given_again,
+            "shared_returned_total": self.shared.returned,
+            "retained_delivered_total": self.retained.delivered,
+            "retained_fetches": len(self.retained),
             **self.rooms.samples(""),
             **self.users.samples("devices_"),
         }
@@ -276,13 +305,19 @@ class Core(EventTable[ev.Effect]):
             self.counters.batches_malformed += 1
             out.append(MALFORMED)
             return
-        rooms, users, room, chat, signal = self.index.rooms, self.index.users, ROOM, CHAT, SIGNAL
+        rooms, users, room, chat, signal, addressed = self.index.rooms, self.index.users, ROOM, CHAT, SIGNAL, ADDRESSED
         self.dedupe.turn(now)
-        seen, before = self.dedupe.current, self.dedupe.before
+        seen, before, dirty = self.dedupe.current, self.dedupe.before, self.fan_out.dirty
         from_bytes = int.from_bytes
         self.counters.records_in += len(records)
+        watch = self.retained.watch if self.retained.watches else None
         for record in records:
             kind = record[KIND_AT]
+            if kind == addressed:
+                found = self._take_shared(event.peer, record)
+                if found is None:
+                    continue
+                record, kind = found, found[KIND_AT]
             if kind == signal:
                 if (record[LIFETIME_AT] or record[LIFETIME_HIGH_AT]) and has_expired(record, 0, self._unix_ms()):
                     self.counters.expired += 1
@@ -304,15 +339,18 @@ class Core(EventTable[ev.Effect]):
             if not flags & TOPIC_OR_TRACED:
                 channel = rooms.get(key) if kind == room else users.get(key) if kind == chat else None
             else:
-                if flags & Flag.TOPIC:
-                    channel = self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
+                if record[FLAGS_AT] & Flag.TOPIC:
+                    channel = self.index.route(key, body[2 : 2 + (body[0] << 8 | body[1])])
                 else:
                     channel = rooms.get(key) if kind == room else users.get(key) if kind == chat else None
                 if flags & Flag.TRACED and channel is not None:
                     self.traces.take(channel, record)
             if channel is None:
                 self.counters.without_members += 1
-                (self.rooms if kind == room else self.users).missing(key)
+                if kind != room:
+                    self.users.missing(key)
+                elif key < TOPIC_ROOM or not self.index.spans_all:
+                    self.rooms.missing(key)
                 continue
             if (record[LIFETIME_AT] or record[LIFETIME_HIGH_AT]) and has_expired(record, 0, self._unix_ms()):
                 self.counters.expired += 1
@@ -320,13 +358,36 @@ class Core(EventTable[ev.Effect]):
             # Only whole and delivered records count: a damaged copy, or one that nobody was there for, is no reason to drop the
             # next.
             seen.add(identity)
-            self._dirty[channel] = None
-            if channel.packets and flags & LOAD_TEST:
-                self.counters.load_test_blocked += 1
-            elif channel.packets:
-                channel.pending_packets.append(_publish_packet(channel.head, body))
+            if watch is not None:
+                channel = watch(channel, record, body, self._unix_ms())
+            dirty[channel] = None
+            if channel.packets:
+                channel.pending_packets.append(publish_packet(channel.head, body))
             if channel.records:
                 channel.pending_records.append(record)
+            if channel.others:
+                self.fan_out.queue_others(channel, record, body)
+
+    def _take_shared(self, broker: EndpointID, record: bytes) -> bytes | None:
+        """Give a message to the groups that a broker names. Returns the record if it is for the others here, too."""
+        found = take_apart(record, 0, len(record))
+        body = intact_body(found[1]) if found is not None else None
+        if found is None or body is None:
+            self.counters.damaged += 1
+            return None
+        groups, inner = found
+        if has_expired(inner, 0, self._unix_ms()):
+            self.counters.expired += 1
+            return inner if THE_GATEWAY in groups else None
+        for group in groups:
+            if group == THE_GATEWAY:
+                continue
+            identity = inner[SNOWFLAKE_AT:KEY_AT] + group.to_bytes(8, "little")
+            if identity in self.dedupe.current or identity in self.dedupe.before:
+                self.counters.duplicates += 1
+            elif self.shared.take(broker, group, inner, body):
+                self.dedupe.current.add(identity)
+        return inner if THE_GATEWAY in groups else None
 
     def _on_routers(self, event: ev.RoutersChanged, now: float, out: list[ev.Effect]) -> None:
         self.rooms.set_replicas(event.partitions, event.replicas, now)
@@ -343,7 +404,7 @@ class Core(EventTable[ev.Effect]):
             self._proxy_routes.change(now, lambda key: _proxy_of(key, old), gone=gone)
 
     def _on_opened(self, event: ev.Opened, now: float, out: list[ev.Effect]) -> None:
-        self.index.clients[event.connection] = Client(event.uin, event.packets)
+        self.index.clients[event.connection] = Client(event.uin, event.dialect, exact=event.exact, credit=event.credit)
         if event.device:
             opened = self.devices.opened(
                 event.connection, event.uin, event.device, event.device_class, event.wall_ms, login=event.login, name=event.name
@@ -353,8 +414,11 @@ class Core(EventTable[ev.Effect]):
     def _speaks_mqtt(self, connection: int) -> bool:
         return self.index.clients[connection].packets
 
-    def _say_rooms(self, rooms: list[int], uin: int, login: bool, reason: int, now: float) -> None:
-        self.rooms.announce([Update(self._next_id(), room, uin, login, reason) for room in rooms], now)
+    def _say_rooms(self, present: list[Present], login: bool, reason: int, now: float) -> None:
+        if present:
+            self.rooms.announce(
+                [Update(self._next_id(), room, member, login, reason, value) for room, member, value in present], now
+            )
 
     def _on_closed(self, event: ev.Closed, now: float, out: list[ev.Effect]) -> None:
         client = self._client(event.connection)
@@ -365,6 +429,8 @@ class Core(EventTable[ev.Effect]):
         self.users.forget(event.connection)
         self._asked.pop(event.connection, None)
         client.gone = True
+        self.retained.closed(event.connection)
+        self.shared.closed(event.connection)
         self._leaving.append(event)
         self.users.announce(self.devices.closed(event.connection, event.reason), now)
         out += self.mail.closed(event.connection)
@@ -379,10 +445,15 @@ class Core(EventTable[ev.Effect]):
         while self._leaving and left > 0:
             gone = self._leaving[0]
             client = self.index.clients[gone.connection]
-            channels = list(islice(client.channels, left))
-            left -= max(len(channels), 1)
-            self._say_rooms(self.index.leave(gone.connection, channels), client.uin, False, gone.reason, now)
-            if not client.channels:
+            filters: list[str] = []
+            for text, subscription in client.filters.items():
+                filters.append(text)
+                left -= max(len(subscription.rooms), 1)
+                if left <= 0:
+                    break
+            left -= not filters
+            self._say_rooms(self.index.leave(gone.connection, filters), False, gone.reason, now)
+            if not client.filters:
                 del self.index.clients[gone.connection]
                 self._leaving.popleft()
 
@@ -390,11 +461,11 @@ class Core(EventTable[ev.Effect]):
         client = self._client(event.connection)
         if client is None:
             return
-        channels = self.index.channels(event.connection, event.channels)
-        self._say_rooms(self.index.join(event.connection, channels), client.uin, True, 0, now)
-        pairs = {(room, client.uin) for room, _ in channels}
+        joined, retained = self._join_filters(event, client, now)
+        pairs = self.index.pairs(event.connection, joined)
+        fetch = self.retained.begin(event.connection, retained) if retained else 0
         to_user = event.chat or event.mail
-        asked = _Asked(event, channels, 2 if to_user or self._through_relays else 1)
+        asked = _Asked(event, joined, fetch, 2 if to_user or self._through_relays else 1)
         self._asked.setdefault(event.connection, {})[event.request] = asked
         if asked.waits_for == 1:
             self._answered(self.rooms.request(event.connection, event.request, pairs, now), now, out)
@@ -409,6 +480,33 @@ class Core(EventTable[ev.Effect]):
         devices = self.devices.pairs(event.connection)
         self._answered(self.rooms.request(event.connection, event.request, pairs, now), now, out)
         self._answered(self.users.request(event.connection, event.request, devices, now), now, out, users=True)
+
+    def _join_filters(self, event: ev.Join, client: Client, now: float) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+        """Join filters. Returns those that can be had, with their rooms, and those whose retained messages the client gets."""
+        joined: dict[str, tuple[int, ...]] = {}
+        retained: list[str] = []
+        present: list[Present] = []
+        for wanted in event.channels:
+            parsed = parse_filter(wanted.filter)
+            rooms = self.index.rooms_of(event.connection, parsed) if isinstance(parsed, Filter) else None
+            if not isinstance(parsed, Filter) or rooms is None or parsed.name.startswith(USER_PREFIX):
+                continue
+            if parsed.group and self._through_relays:
+                continue  # brokers know relays then, and no gateways
+            new = wanted.filter not in client.filters
+            if new and len(rooms) > 1 and client.wide_rooms + len(rooms) - 1 > self.max_wide_rooms:
+                continue
+            joined[wanted.filter] = rooms
+            present += self.index.join(event.connection, wanted, parsed, rooms)
+            if (
+                rooms
+                and not parsed.group
+                and client.packets
+                and (wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new))
+            ):
+                retained.append(wanted.filter)
+        self._say_rooms(present, True, 0, now)
+        return joined, retained
 
     def _answered(self, answers: list[Answered], now: float, out: list[ev.Effect], *, users: bool = False) -> None:
         """Answer the clients; a request that needs both routers and relays is answered after the second."""
@@ -431,39 +529,57 @@ class Core(EventTable[ev.Effect]):
             to_user = asked.event.chat or asked.event.mail
             user_refused = to_user and (asked.user_refused or bool(refused and not self.index.clients[answer.connection].packets))
             out.append(ev.Answer(answer.connection, answer.request, asked.known, refused, user_refused))
+            fetch = self.retained.effect(asked.fetch, refused) if asked.fetch else None
+            if fetch is not None:
+                out.append(fetch)
 
-    def _leave_refused(
-        self, connection: int, asked: _Asked, now: float, out: list[ev.Effect]
-    ) -> frozenset[tuple[int, bytes | None]]:
-        """Take a client out of the refused channels, or of all if the request must be refused whole. Returns these channels."""
-        if not asked.rooms_refused and not asked.user_refused:
-            return frozenset()
+    def _leave_refused(self, connection: int, asked: _Asked, now: float, out: list[ev.Effect]) -> frozenset[str]:
+        """Take a client out of the refused filters, or of all if the request must be refused whole. Returns these filters."""
         client, event = self.index.clients[connection], asked.event
+        refused = {wanted.filter for wanted in event.channels if wanted.filter not in asked.joined}
+        if not refused and not asked.rooms_refused and not asked.user_refused:
+            return frozenset()
         whole = not client.packets or (asked.user_refused and self._through_relays)
-        gone = [index for index, (room, _) in enumerate(asked.channels) if whole or room in asked.rooms_refused]
-        left = self.index.leave(connection, [asked.channels[index] for index in gone])
-        self._say_rooms(left, client.uin, False, 1, now)
+        gone = [text for text, rooms in asked.joined.items() if whole or not asked.rooms_refused.isdisjoint(rooms)]
+        self._say_rooms(self.index.leave(connection, gone), False, 1, now)
         if asked.user_refused or whole:
             if event.chat:
                 self.index.leave_user(connection)
             self.users.announce(self.devices.leave(connection, chat=event.chat, mail=event.mail), now)
             if event.mail:
                 out += self.mail.closed(connection)
-        return frozenset(event.channels[index] for index in gone)
+        return frozenset((*refused, *gone))
 
     def _on_leave(self, event: ev.Leave, now: float, out: list[ev.Effect]) -> None:
         client = self._client(event.connection)
         if client is None:
             return
-        channels = self.index.channels(event.connection, event.channels)
-        self._say_rooms(self.index.leave(event.connection, channels), client.uin, False, 1, now)
+        self._say_rooms(self.index.leave(event.connection, event.filters), False, 1, now)
         if event.chat:
             self.index.leave_user(event.connection)
         self.users.announce(self.devices.leave(event.connection, chat=event.chat, mail=event.mail), now)
         if event.mail:
             out += self.mail.closed(event.connection)
 
+    def _on_shared_acknowledged(self, event: ev.SharedAcknowledged, now: float, out: list[ev.Effect]) -> None:
+        self.shared.acknowledged(event.connection, event.numbers)
+
+    def _on_retained_found(self, event: ev.RetainedFound, now: float, out: list[ev.Effect]) -> None:
+        self.retained.found(event, self._unix_ms())
+
+    def _on_retained_fetched(self, event: ev.RetainedFetched, now: float, out: list[ev.Effect]) -> None:
+        self.retained.fetched(event)
+
+    def _on_publish_confirmed(self, event: ev.PublishConfirmed, now: float, out: list[ev.Effect]) -> None:
+        if self.index.without_own:
+            for message in event.messages:
+                self.fan_out.own.put(message.record, message.connection)
+        self.confirming.offered(event, now, out)
+
     def _on_publish(self, event: ev.Publish, now: float, out: list[ev.Effect]) -> None:
+        if self.index.without_own:
+            for _, record in event.records:
+                self.fan_out.own.put(record, event.connection)
         self._held.extend((key, record, event.connection) for key, record in event.records)
         over = len(self._held) + len(self._moving) - MAX_HELD_RECORDS
         if over > 0:
@@ -535,25 +651,21 @@ class Core(EventTable[ev.Effect]):
         self.confirming.flush(now, out)
         answers = self._end_signals() if self.signals.waiting else []
         traced = self.traces.finish() if self.traces.waiting else []
-        if self._dirty:
-            self._deliver(out)
+        if self.fan_out.waiting:
+            self.counters.deliveries += self.fan_out.deliver(out)
         if traced:
             out.append(ev.KeepTraces(traced))
         out += answers
+        if self.shared.waits:
+            out += self.shared.flush()
 
     def _end_signals(self) -> list[ev.SendDelivered]:
         """Queue the turn's new signals for their clients. Returns the answers to send after the deliveries."""
         turn = self.signals.end_turn(self._channel_of)
         for channel, record, body in turn.deliver:
-            self._dirty[channel] = None
             if record[FLAGS_AT] & Flag.TRACED:
                 self.traces.take(channel, record)
-            if channel.packets and record[FLAGS_AT] & LOAD_TEST:
-                self.counters.load_test_blocked += 1
-            elif channel.packets:
-                channel.pending_packets.append(_publish_packet(channel.head, body))
-            if channel.records:
-                channel.pending_records.append(record)
+            self.fan_out.queue(channel, record, body)
         counters = self.counters
         counters.signals_delivered += len(turn.deliver)
         counters.signals_repeated += turn.repeated
@@ -568,7 +680,7 @@ class Core(EventTable[ev.Effect]):
     def _channel_of(self, record: bytes, body: bytes) -> Channel | None:
         key = int.from_bytes(record[KEY_AT:SENDER_AT], "little")
         if record[FLAGS_AT] & Flag.TOPIC:
-            return self.index.topics.get(key, {}).get(body[2 : 2 + (body[0] << 8 | body[1])])
+            return self.index.route(key, body[2 : 2 + (body[0] << 8 | body[1])])
         return self.index.rooms.get(key) if record[FLAGS_AT] & Flag.TO_ROOM else self.index.users.get(key)
 
     def _send_published(self, out: list[ev.Effect]) -> None:
@@ -594,24 +706,6 @@ class Core(EventTable[ev.Effect]):
             out.append(SendRecords(proxy, [record for _, record, _ in parcel], lane, token))
         out += _passed(dropped)
 
-    def _deliver(self, out: list[ev.Effect]) -> None:
-        for channel in self._dirty:
-            if channel.pending_packets:
-                if channel.packet_targets is None:
-                    channel.packet_targets = tuple(channel.packets)
-                out.append(_delivery(channel, channel.packet_targets, channel.pending_packets))
-                self.counters.deliveries += len(channel.packet_targets) * len(channel.pending_packets)
-                channel.pending_packets = []
-            if channel.pending_records:
-                if channel.record_targets is None:
-                    channel.record_targets = tuple(channel.records)
-                if channel.shown != channel.room:
-                    channel.pending_records = [with_key(record, channel.shown) for record in channel.pending_records]
-                out.append(_delivery(channel, channel.record_targets, channel.pending_records))
-                self.counters.deliveries += len(channel.record_targets) * len(channel.pending_records)
-                channel.pending_records = []
-        self._dirty.clear()
-
 
 def _proxy_of(key: int, proxies: tuple[ev.Replica, ...]) -> EndpointID | None:
     usable = [proxy for proxy in proxies if proxy.usable] or list(proxies)
@@ -630,11 +724,6 @@ def _passed(published: list[_Published]) -> list[ev.Passed]:
     return [ev.Passed(connection, size) for connection, size in _bytes_of(published).items()]
 
 
-def _delivery(channel: Channel, targets: tuple[int, ...], pending: list[bytes]) -> ev.Deliver:
-    data = b"".join(pending) if len(pending) > 1 else pending[0]
-    return ev.Deliver(targets, data, len(pending), channel.shown != channel.room)
-
-
 def _split(data: bytes, start: int, end: int, count: int) -> list[bytes] | None:
     """Split a batch into records; None if it is malformed."""
     records: list[bytes] = []
@@ -647,13 +736,3 @@ def _split(data: bytes, start: int, end: int, count: int) -> list[bytes] | None:
         records.append(data[start:after])
         start = after
     return records if start == end else None
-
-
-def _publish_packet(head: bytes, body: bytes) -> bytes:
-    """Encode a QoS 0 PUBLISH. `head`: topic length and name; empty if the body begins with them."""
-    size = len(head) + len(body)
-    if size < 128:
-        return b"0" + bytes((size,)) + head + body
-    if size < 16_384:
-        return b"0" + bytes((size & 127 | 128, size >> 7)) + head + body
-    return b"0" + bytes((size & 127 | 128, size >> 7 & 127 | 128, size >> 14)) + head + body

@@ -38,6 +38,9 @@ class Options(ClientRoleOptions, PacedOptions):
     have."""
     max_subscriptions: int = bounded(1000, 1, 1_000_000)
     """Limit of rooms and topics of one connection."""
+    max_wildcard_rooms: int = bounded(2048, 0, 1_000_000)
+    """Limit of rooms that the filters with wildcards of one connection span, beyond one each: a filter that is wider than a rule of
+    cluster.topic_rooms spans all rooms of the rule, and one whose first level is a wildcard spans 128. More are refused."""
     max_all_subscriptions: int = bounded(500_000, 1, 1_000_000_000)
     """Limit of rooms and topics of all connections, about half a KiB each; beyond it a connection gets no more than
     client_joins_free."""

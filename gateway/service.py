@@ -140,6 +140,7 @@ class Service(RoleShell):
         clients.deliveries.follows = lambda: self._runner.performing
         self._runner.send_by(self._context.links)
         effects.on(ev.Deliver, clients.deliveries.deliver)
+        effects.on(ev.DeliverEach, clients.deliveries.deliver_each)
         effects.on(ev.WriteMail, clients.write_mail)
         effects.on(ev.Answer, clients.answer)
         effects.on(ev.Passed, clients.passed)
@@ -166,6 +167,8 @@ class Service(RoleShell):
             generation=found.generation,
             signals=table,
             vrooms=self._vrooms,
+            topics=TopicRooms(self._context.cluster.topic_rooms),
+            max_wide_rooms=options.max_wildcard_rooms,
             through_relays=self._through_relays,
             tracer=tracer_of(self._context, Hop.GATEWAY),
             jitter=random.random,

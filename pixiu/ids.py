@@ -62,7 +62,10 @@ MAX_DEVICE: Final = (1 << DEVICE_BITS - 1) - 1
 """Highest DeviceID that a client may choose; the ones above are derived from names."""
 MAX_DEVICE_CLASS: Final = (1 << 15) - 1
 TOPIC_ROOM: Final = 1 << 62
-"""The room of filters with a wildcard in their first level."""
+"""Rooms from this one on carry free topics."""
+ALL_TOPICS: Final = MAX_ID + 1 - 128
+"""The first of the rooms that carry all free topics, one for each partition that brokers may have: those of filters with a
+wildcard in their first level. A multiple of all numbers of partitions."""
 
 PROBE_BITS: Final = 20
 PROBE_ROOM: Final = MAX_ROOM + 1 - (1 << PROBE_BITS)

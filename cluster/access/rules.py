@@ -129,6 +129,9 @@ class _Chosen:
             return True
         if isinstance(target, str):
             levels = target.split("/")
+            if self.decision is not True and ("+" in target or "#" in target):
+                # A filter gets whatever it matches, so a rule that denies or asks holds for all that it may have in common with it.
+                return any(overlaps(filter_, levels, names) for filter_ in self.topics)
             for filter_ in self.topics:  # noqa: SIM110 (a generator costs more than the check)
                 if matches(filter_, levels, names):
                     return True
@@ -323,6 +326,23 @@ def matches(filter_: Sequence[str], levels: Sequence[str], names: Mapping[str, s
             if filled != found and (filled != ANY or found == "#"):
                 return False
     return len(filter_) == len(levels)
+
+
+def overlaps(filter_: Sequence[str], wanted: Sequence[str], names: Mapping[str, str]) -> bool:
+    """True if a rule's filter and a filter of a client, by levels, may match a topic in common; names fill the rule's templates."""
+    if (filter_[0] in "#+" and wanted[0].startswith("$")) or (wanted[0] in "#+" and filter_[0].startswith("$")):
+        return False
+    for index in range(max(len(filter_), len(wanted))):
+        left = filter_[index] if index < len(filter_) else ""
+        right = wanted[index] if index < len(wanted) else ""
+        if "#" in (left, right):
+            return True
+        if index >= len(filter_) or index >= len(wanted):
+            return False
+        filled = _fill(left, names) if "{" in left else left
+        if ANY not in (filled, right) and filled != right:
+            return False
+    return True
 
 
 def _fill(template: str, names: Mapping[str, str]) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, LoginSession
-from cluster.access.rules import INBOX, PUBLISH, SUBSCRIBE, Target, of_user
+from cluster.access.rules import INBOX, PUBLISH, SUBSCRIBE, Target, of_topic_name, of_user
 from cluster.mqtt.packets import ConnackCode, Connect, Publish
 from cluster.trust.identity import Credentials, Identity
 from pixiu.errors import NotAllowed, NotAuthenticated, PixiuError
-from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, Filter, parse_filter
 
 
 def credentials_of(connect: Connect, address: str, certificate: bytes) -> Credentials:
@@ -43,6 +43,12 @@ def target_of(key: int, topic: str) -> Target:
     if topic.startswith(ROOM_PREFIX):
         return key
     return of_user(key) if topic.startswith(USER_PREFIX) else topic
+
+
+def target_of_filter(name: str) -> Target:
+    """Target of a filter, as access rules name it: without `$share/GROUP/`, because a group is no right of its own."""
+    parsed = parse_filter(name)
+    return of_topic_name(parsed.name) if isinstance(parsed, Filter) else name
 
 
 def may_subscribe(access: LoginSession | None, key: int, topic: str) -> bool:
@@ -76,7 +82,7 @@ def foresee_publish(access: LoginSession, messages: Iterable[tuple[int, Publish]
     return access.must_ask
 
 
-def foresee_stream(access: LoginSession, uin: int, channels: Iterable[tuple[int, bytes | None]], *, chat: bool, mail: bool) -> bool:
+def foresee_stream(access: LoginSession, uin: int, channels: Iterable[str], *, chat: bool, mail: bool) -> bool:
     """True if a callback must be asked before a gRPC subscriber may have these."""
     for action, target in _of_stream(uin, channels, chat=chat, mail=mail):
         access.foresee(action, target)
@@ -88,19 +94,17 @@ def pay(access: LoginSession, messages: Sequence[tuple[int, Publish]]) -> float:
     return min(access.spend(len(messages), sum(len(message.payload) for _, message in messages)), MAX_HOLD_S)
 
 
-def check_stream(
-    access: LoginSession | None, uin: int, channels: Iterable[tuple[int, bytes | None]], *, chat: bool, mail: bool
-) -> None:
-    """Check a gRPC subscription. Raises `NotAllowed` if any of it is forbidden. `channels`: rooms, and topics in them."""
+def check_stream(access: LoginSession | None, uin: int, channels: Iterable[str], *, chat: bool, mail: bool) -> None:
+    """Check a gRPC subscription. Raises `NotAllowed` if any of it is forbidden. `channels`: filters."""
     if access is not None:
         for action, target in _of_stream(uin, channels, chat=chat, mail=mail):
             access.require(action, target)
 
 
-def _of_stream(uin: int, channels: Iterable[tuple[int, bytes | None]], *, chat: bool, mail: bool) -> Iterator[tuple[str, Target]]:
+def _of_stream(uin: int, channels: Iterable[str], *, chat: bool, mail: bool) -> Iterator[tuple[str, Target]]:
     """Actions and targets that a gRPC subscriber asks for."""
-    for room, topic in channels:
-        yield SUBSCRIBE, room if topic is None else topic.decode()
+    for name in channels:
+        yield SUBSCRIBE, target_of_filter(name)
     if chat:
         yield SUBSCRIBE, of_user(uin)
     if mail:

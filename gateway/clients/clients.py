@@ -81,6 +81,8 @@ class ClientSession(ABC):
 
     packets = False
     """True if it gets PUBLISH packets of MQTT; otherwise it gets records."""
+    dialect = 0
+    """As in `gateway.events.Opened`."""
 
     def __init__(self, clients: Clients) -> None:
         self.id = 0
@@ -98,6 +100,9 @@ class ClientSession(ABC):
     @abstractmethod
     def deliver(self, data: bytes, count: int) -> None:
         """Take `count` messages to write; they leave at `flush`, or wait in the connection's own buffer."""
+
+    def deliver_each(self, messages: Sequence[ev.Delivery]) -> None:
+        """Take messages for this connection alone to write, in order; they leave at `flush`. Only connections of MQTT get them."""
 
     def flush(self) -> None:
         """Write what was delivered in this turn."""
@@ -324,7 +329,7 @@ class Clients:
             device = 0
         self._connections[connection.id] = connection
         wall_ms = time.time_ns() // 1_000_000
-        self.step(ev.Opened(connection.id, uin, connection.packets, device, device_class, wall_ms, login, name))
+        self.step(ev.Opened(connection.id, uin, connection.dialect, device, device_class, wall_ms, login, name))
 
     def closed(self, connection: Pending, reason: int) -> None:
         """Remove a connection that ended. `reason`: of control.proto."""

@@ -7,7 +7,7 @@ Source: docs/routing.md; docs/architecture.md, "The gateway's edge".
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from gateway import events as ev
@@ -22,6 +22,9 @@ class Connection(Protocol):
 
     def deliver(self, data: bytes, count: int) -> None:
         """Take `count` messages to write at `flush`."""
+
+    def deliver_each(self, messages: Sequence[ev.Delivery]) -> None:
+        """Take messages of its own to write at `flush`."""
 
     def flush(self) -> None:
         """Write what was delivered."""
@@ -55,6 +58,13 @@ class Deliveries:
             if connection is not None:
                 connection.deliver(data, count)
                 written[number] = connection
+
+    def deliver_each(self, effect: ev.DeliverEach) -> None:
+        """Write messages to one connection, at `flush`."""
+        connection = self._connections.get(effect.connection)
+        if connection is not None:
+            connection.deliver_each(effect.messages)
+            self._written[effect.connection] = connection
 
     def flush(self) -> None:
         """Write what was delivered, once for each connection."""

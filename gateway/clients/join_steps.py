@@ -15,7 +15,7 @@ FIRST_STEP: Final = 1 << 64
 class _Request:
     number: int
     left: int
-    refused: set[tuple[int, bytes | None]] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
     user_refused: bool = False
 
 

@@ -29,7 +29,7 @@ from gateway.mail.queue import OVERRUN, acknowledged_ranges
 from gateway.mail.run import MailRun
 from pixiu.errors import InvalidArgument, LimitError, LoginReplaced, NotAllowed, NotServed, Overloaded, PixiuError
 from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
-from pixiu.placement.topics import ROOM_PREFIX, room_of_topic
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, TopicRefusal, parse_filter
 from pixiu.rpc.duplex import Carrier, Duplex
 from pixiu.rpc.grpc_streams import PUSHBACK, GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
@@ -64,8 +64,8 @@ NO_SPACE = (
 
 Context = grpc.aio.ServicerContext[wire_pb2.SubscribeRequest, wire_pb2.SubscribeReply]
 
-Channels = list[tuple[int, bytes | None]]
-"""Rooms, and topics in them."""
+Channels = list[str]
+"""Filters, as in `pixiu.placement.topics.parse_filter`."""
 
 SubscriberCarrier = Carrier[wire_pb2.SubscribeReply, wire_pb2.SubscribeRequest]
 
@@ -77,7 +77,7 @@ class _Stream(ClientSession):
         super().__init__(clients)
         self.id = clients.arrived(self, address)
         self.hello: asyncio.Task[wire_pb2.SubscribeRequest | None] | None = None
-        self.channels: set[tuple[int, bytes | None]] = set()
+        self.channels: set[str] = set()
         self._told_dropped = 0
         self.mail = False
         """True if it takes mail."""
@@ -433,7 +433,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
             return
         numbers = stream.steps.begin(request.request, max(len(joins), 1))
         for number, piece in zip(numbers, joins or [[]], strict=True):
-            self._clients.step(ev.Join(stream.id, number, piece, chat, mail))
+            self._clients.step(ev.Join(stream.id, number, [ev.Wanted(name) for name in piece], chat, mail))
             chat = mail = False
             yield
 
@@ -463,7 +463,7 @@ class SubscriberService(wire_pb2_grpc.SubscriberServicer):
         limit, wanted = self._clients.options.max_subscriptions, stream.channels.difference(*leaves).union(*joins)
         if len(wanted) > limit:
             raise InvalidArgument(f"a connection may have {limit} subscriptions; open another connection for more")
-        if sum(len(topic) for _, topic in wanted if topic is not None) > MAX_FILTER_BYTES:
+        if sum(len(topic) for topic in wanted if not topic.startswith(ROOM_PREFIX)) > MAX_FILTER_BYTES:
             text = f"the names of a connection's topics have at most {MAX_FILTER_BYTES} bytes together"
             raise InvalidArgument(f"{text}; open another connection for more")
 
@@ -519,17 +519,25 @@ def _channels(rooms: Iterable[int], topics: Iterable[str], clients: Clients) -> 
     for room in rooms:
         if not 0 < room <= MAX_ROOM:
             raise InvalidArgument(f"a RoomID is from 1 to 2^62-1, not {room}")
-        found.append((room, None))
+        found.append(_outside_vrooms(room, clients))
     for topic in topics:
-        room = room_of_topic(topic)
-        if room > MAX_ROOM:
-            room = clients.topics.room(topic)
-        found.append((room, None if topic.startswith(ROOM_PREFIX) else topic.encode()))
-    for room, _ in found:
-        if clients.vrooms.is_vroom(room):
-            big = clients.vrooms.shown(room)
-            raise InvalidArgument(f"{room} is the number of a VRoom, which cannot be joined; join the big room {big}")
+        parsed = parse_filter(topic)
+        if isinstance(parsed, TopicRefusal):
+            raise InvalidArgument(f"no room carries the topic {topic[:80]!r}: {parsed.value}")
+        if parsed.name.startswith(USER_PREFIX):
+            raise InvalidArgument(f"no room carries the topic {topic[:80]!r}: {TopicRefusal.USER.value}")
+        if parsed.name.startswith(ROOM_PREFIX):
+            _outside_vrooms(int(parsed.name.removeprefix(ROOM_PREFIX)), clients)
+        found.append(topic)
     return found
+
+
+def _outside_vrooms(room: int, clients: Clients) -> str:
+    """Name of a room. Raises `InvalidArgument` for a VRoom."""
+    if clients.vrooms.is_vroom(room):
+        big = clients.vrooms.shown(room)
+        raise InvalidArgument(f"{room} is the number of a VRoom, which cannot be joined; join the big room {big}")
+    return f"{ROOM_PREFIX}{room}"
 
 
 def _names(request: wire_pb2.SubscribeRequest) -> int:

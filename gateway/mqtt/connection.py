@@ -92,6 +92,7 @@ class MQTTConnection(ClientSession):
     )
 
     packets = True
+    dialect = 3
 
     def __init__(self, clients: Clients) -> None:
         super().__init__(clients)

@@ -138,7 +138,7 @@ class Publishing:
                 plain.append((key, record))
                 continue
             self.unacknowledged[message.packet_id] = snowflake
-            confirmable = Confirmable(self._resolved, message.packet_id, key, record, snowflake)
+            confirmable = Confirmable(self._resolved, message.packet_id, key, record, snowflake, self._client.id)
             self._number += 1
             confirmable.number = self._number
             if self._queue is None:

@@ -17,7 +17,7 @@ from gateway import events as ev
 from gateway.clients.access import foresee_subscribe, may_read_mail, may_subscribe
 from gateway.clients.clients import Clients
 from gateway.mqtt.publishing import MQTTClient
-from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX
+from pixiu.placement.topics import USER_PREFIX
 
 JOINS_A_STEP: Final = 32
 """Filters of a SUBSCRIBE that are joined at a time."""
@@ -31,8 +31,8 @@ class Subscribing:
     def __init__(self, client: MQTTClient, clients: Clients) -> None:
         self._client, self._clients = client, clients
         self._takes_mail = False
-        self._codes: dict[int, dict[str, tuple[int, tuple[int, bytes | None] | None]]] = {}
-        """Packet ID of a SUBSCRIBE → for each filter its SUBACK code and its channel; as many as the session lets wait."""
+        self._codes: dict[int, dict[str, tuple[int, bool]]] = {}
+        """Packet ID of a SUBSCRIBE → for each filter its SUBACK code, and whether it is the user's own; as many as the session lets wait."""
 
     def wait_s(self, filters: int) -> float | None:
         """Take the client's turn among those that join much. Returns the seconds to wait; None: too many wait, or join in all."""
@@ -54,7 +54,7 @@ class Subscribing:
 
     def refuse(self, effect: SubscribeFilters) -> None:
         """Refuse these filters because too many wait already; the client may retry later."""
-        self._codes[effect.packet_id] = {name: (SUBACK_FAILURE, None) for name, _ in effect.filters}
+        self._codes[effect.packet_id] = {name: (SUBACK_FAILURE, False) for name, _ in effect.filters}
         self._hold_refused()
         self.answer(ev.Answer(self._client.id, effect.packet_id, True))
 
@@ -67,9 +67,9 @@ class Subscribing:
 
     def unsubscribe(self, effect: UnsubscribeFilters) -> None:
         """Leave rooms, topics, and the messages to the user."""
-        channels = [_channel(*item) for item in effect.filters if not item[0].startswith(USER_PREFIX)]
-        user = len(channels) < len(effect.filters)
-        self._clients.step(ev.Leave(self._client.id, channels, user, user and self._takes_mail))
+        filters = [name for name, _ in effect.filters if not name.startswith(USER_PREFIX)]
+        user = len(filters) < len(effect.filters)
+        self._clients.step(ev.Leave(self._client.id, filters, user, user and self._takes_mail))
         self._takes_mail = self._takes_mail and not user
         self.pace(len(effect.filters))
 
@@ -91,8 +91,8 @@ class Subscribing:
         if found is None:
             return
         codes = []
-        for code, channel in found.values():
-            refused = whole.user_refused if channel is None else channel in whole.refused
+        for name, (code, user) in found.items():
+            refused = whole.user_refused if user else name in whole.refused
             codes.append(SUBACK_FAILURE if refused else code)
         if whole.user_refused:
             self._takes_mail = False
@@ -115,22 +115,21 @@ class Subscribing:
         codes, first = self._codes[effect.packet_id], step * JOINS_A_STEP
         if step + 1 < len(steps):
             self._clients.paced.later(partial(self._join, effect, steps, step + 1))
-        channels: list[tuple[int, bytes | None]] = []
+        channels: list[ev.Wanted] = []
         chat = mail = False
         for name, number in effect.filters[first : first + JOINS_A_STEP]:
             if not may_subscribe(client.access, number, name):
-                codes[name] = (SUBACK_FAILURE, None)
+                codes[name] = (SUBACK_FAILURE, False)
             elif not name.startswith(USER_PREFIX):
-                channel = _channel(name, number)
-                codes[name] = (0, channel)
-                if name in there:  # a channel that the client has left since is not joined, but still answered
-                    channels.append(channel)
+                codes[name] = (0, False)
+                if name in there:  # a filter that the client has left since is not joined, but still answered
+                    channels.append(ev.Wanted(name))
             elif number == client.uin and self._clients.serves_users:
                 chat = True
                 mail = name in effect.mail and self._clients.serves_mail and may_read_mail(client.access, client.uin)
-                codes[name] = (int(mail), None)
+                codes[name] = (int(mail), True)
             else:
-                codes[name] = (SUBACK_FAILURE, None)
+                codes[name] = (SUBACK_FAILURE, False)
         if chat and self._takes_mail and not mail:
             self._clients.step(ev.Leave(client.id, [], False, True))
         self._takes_mail = mail if chat else self._takes_mail
@@ -138,7 +137,3 @@ class Subscribing:
             self._clients.step(ev.Join(client.id, steps[step], channels, chat, mail))
         else:
             self.answer(ev.Answer(client.id, steps[step], True))
-
-
-def _channel(name: str, room: int) -> tuple[int, bytes | None]:
-    return room, None if name.startswith(ROOM_PREFIX) else name.encode()

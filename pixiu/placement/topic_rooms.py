@@ -7,7 +7,8 @@ A topic's first level chooses its room, unless `[cluster] topic_rooms` has a rul
                                  sensors/us/7/heat    →  the room of "sensors"
 
 The rule with the longest prefix applies. The rooms of a rule are numbered, so that a filter that is wider than its depth, such as
-`devices/+/telemetry` or `devices/#`, spans all of them and nothing else.
+`devices/+/telemetry` or `devices/#`, spans all of them and nothing else. A filter whose first level is a wildcard spans all free
+topics. Every broker partition has a room for these: its records go there as well, `EVERY_TOPIC`.
 
 Source: docs/routing.md, "Topics".
 """
@@ -23,7 +24,8 @@ from typing import Final
 import xxhash
 
 from pixiu.errors import InvalidArgument
-from pixiu.ids import TOPIC_ROOM, RoomID, topic_room
+from pixiu.ids import ALL_TOPICS, TOPIC_ROOM, RoomID, topic_room
+from pixiu.placement.partition import MAX_PARTITIONS
 
 DEFAULT_ROOMS: Final = 1024
 MAX_ROOMS: Final = 65_536
@@ -32,6 +34,9 @@ MAX_RULES: Final = 64
 MAX_DEPTH: Final = 16
 MAX_TEXT: Final = 4096
 CACHED_TOPICS: Final = 4096
+EVERY_TOPIC: Final = tuple(RoomID(ALL_TOPICS + number) for number in range(MAX_PARTITIONS))
+"""Rooms of filters with a wildcard in their first level. All are joined, however many partitions there are, so that a change of
+their number needs nothing: a broker looks up the one whose number is its own."""
 _RULE: Final = re.compile(r"([^=,\s]+)=([0-9]{1,2})(?::([0-9]{1,5}))?")
 
 
@@ -84,16 +89,13 @@ class TopicRooms:
         return topic_room(topic) if rule is None else rule.room(levels)
 
     def rooms(self, topic_filter: str) -> list[RoomID]:
-        """Find the rooms of all topics that a filter can match; each is joined once for it.
-
-        Raises `InvalidArgument` for a filter whose first level is a wildcard, because it spans the rooms of all topics.
-        """
+        """Find the rooms of all topics that a filter can match; each is joined once for it."""
         levels = topic_filter.split("/")
         wild = next((index for index, level in enumerate(levels) if level in ("+", "#")), len(levels))
         if wild == len(levels):
             return [self.room(topic_filter)]
         if not wild:
-            raise InvalidArgument(f"the filter {topic_filter[:80]!r} spans every topic; its first level must not be a wildcard")
+            return list(EVERY_TOPIC)
         fixed = levels[:wild]
         rule = self._rule_of(fixed)
         found: dict[RoomID, None] = {}
@@ -115,6 +117,11 @@ class TopicRooms:
             if length <= len(levels) and (rule := self._rules.get(tuple(levels[:length]))) is not None:
                 return rule
         return None
+
+
+def all_topics(room: int, partition: int) -> int | None:
+    """The room of filters that span all topics, as a broker partition looks it up for a record's room; None: not a free topic's."""
+    return ALL_TOPICS + partition if room >= TOPIC_ROOM else None
 
 
 def _may_match(levels: list[str], prefix: tuple[str, ...]) -> bool:

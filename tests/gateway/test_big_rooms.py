@@ -8,6 +8,7 @@ from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VROOMS, VRooms, vrooms_of
 from pixiu.wire.record import Kind, decode, encode, with_key
 from tests.gateway.world import fan_out, turn, updates
+from tests.support.filters import names, wants
 
 BIG = 1000
 
@@ -28,16 +29,16 @@ def copies(record: bytes, room: int = BIG) -> list[bytes]:
 
 def test_a_user_joins_and_leaves_the_vroom_of_the_user() -> None:
     core = gateway()
-    assert told(turn(core, ev.Opened(1, 135, True), ev.Join(1, 1, [(BIG, None), (42, None)]))) == [
+    assert told(turn(core, ev.Opened(1, 135, 3), ev.Join(1, 1, wants(BIG, 42)))) == [
         (BIG * VROOMS + 7, 135, True),
         (42, 135, True),
     ]
-    assert told(turn(core, ev.Leave(1, [(BIG, None)]))) == [(BIG * VROOMS + 7, 135, False)]
+    assert told(turn(core, ev.Leave(1, names(BIG)))) == [(BIG * VROOMS + 7, 135, False)]
 
 
 def test_leaving_by_closing_leaves_the_vroom() -> None:
     core = gateway()
-    turn(core, ev.Opened(1, 64, True), ev.Join(1, 1, [(BIG, None)]))
+    turn(core, ev.Opened(1, 64, 3), ev.Join(1, 1, wants(BIG)))
     assert told(turn(core, ev.Closed(1, 2))) == [(BIG * VROOMS, 64, False)]
     assert core.index.rooms == {}
 
@@ -45,7 +46,7 @@ def test_leaving_by_closing_leaves_the_vroom() -> None:
 def test_each_member_gets_one_copy_under_the_rooms_own_name() -> None:
     core = gateway()
     for connection, uin in enumerate(range(500, 700), 1):
-        turn(core, ev.Opened(connection, uin, True), ev.Join(connection, 1, [(BIG, None)]))
+        turn(core, ev.Opened(connection, uin, 3), ev.Join(connection, 1, wants(BIG)))
     delivered = fan_out(core, *copies(encode(Kind.ROOM, BIG, b"hello", 77)))
     assert sorted(number for deliver in delivered for number in deliver.connections) == list(range(1, 201))
     assert {deliver.data for deliver in delivered} == {b"0\x10\x00\x09room/1000hello"}
@@ -54,7 +55,7 @@ def test_each_member_gets_one_copy_under_the_rooms_own_name() -> None:
 
 def test_the_same_message_again_is_dropped_for_each_vroom() -> None:
     core = gateway()
-    turn(core, ev.Opened(1, 5, True), ev.Join(1, 1, [(BIG, None)]), ev.Opened(2, 6, True), ev.Join(2, 1, [(BIG, None)]))
+    turn(core, ev.Opened(1, 5, 3), ev.Join(1, 1, wants(BIG)), ev.Opened(2, 6, 3), ev.Join(2, 1, wants(BIG)))
     record = encode(Kind.ROOM, BIG, b"hello", 77)
     assert len(fan_out(core, copies(record)[5])) == 1
     assert fan_out(core, copies(record)[5]) == []
@@ -63,7 +64,7 @@ def test_the_same_message_again_is_dropped_for_each_vroom() -> None:
 
 def test_records_show_the_room_id() -> None:
     core = gateway()
-    turn(core, ev.Opened(1, 9, False), ev.Join(1, 1, [(BIG + 3, None)]), ev.Opened(2, 9, False), ev.Join(2, 1, [(42, None)]))
+    turn(core, ev.Opened(1, 9, 0), ev.Join(1, 1, wants(BIG + 3)), ev.Opened(2, 9, 0), ev.Join(2, 1, wants(42)))
     record = encode(Kind.ROOM, BIG + 3, b"hello", 77, sender=4)
     (deliver,) = fan_out(core, *copies(record, BIG + 3))
     assert (deliver.connections, deliver.data) == ((1,), record)
@@ -74,7 +75,7 @@ def test_records_show_the_room_id() -> None:
 
 def test_a_room_next_to_the_range_is_an_ordinary_one() -> None:
     core = gateway()
-    assert told(turn(core, ev.Opened(1, 135, True), ev.Join(1, 1, [(BIG + 10, None), (BIG - 1, None)]))) == [
+    assert told(turn(core, ev.Opened(1, 135, 3), ev.Join(1, 1, wants(BIG + 10, BIG - 1)))) == [
         (BIG + 10, 135, True),
         (BIG - 1, 135, True),
     ]

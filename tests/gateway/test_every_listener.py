@@ -18,6 +18,7 @@ from pixiu.wire.record import MAX_RECORD_BYTES, Flag, Kind, encode, has_expired
 from tests.gateway.test_mail import NUMBER, UIN, Gateway, ack
 from tests.gateway.world import World, fan_out, mqtt_client, of, turn
 from tests.support.clock_steps import NOW_MS, STEPS_MS
+from tests.support.filters import wants
 
 MINUTE_MS = 60_000
 
@@ -37,7 +38,7 @@ def record(kind: Kind, number: int, lifetime_min: int, *, key: int = UIN, flags:
 def test_a_real_time_message_is_delivered_until_the_last_millisecond_of_its_lifetime(kind: Kind, packets: bool) -> None:
     now_ms = NOW_MS
     core = Core(instance=3, generation=5, unix_ms=lambda: now_ms, through_relays=False)
-    turn(core, ev.Opened(1, UIN, packets), ev.Join(1, 1, [(42, None)]), ev.Join(1, 2, [], chat=True))
+    turn(core, ev.Opened(1, UIN, 3 * packets), ev.Join(1, 1, wants(42)), ev.Join(1, 2, [], chat=True))
     key = UIN if kind is Kind.CHAT else 42
     now_ms += MINUTE_MS - 1
     assert fan_out(core, record(kind, 1, 1, key=key))

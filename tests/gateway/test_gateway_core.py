@@ -12,6 +12,7 @@ from gateway.delivery.dedupe import Dedupe
 from pixiu.ids import EndpointID, gateway_generation, gateway_instance, snowflake, topic_room
 from pixiu.wire.record import Flag, Kind, encode, with_topic
 from tests.gateway.world import arrive, fan_out, hand_over, memberships, of, turn
+from tests.support.filters import names, wants
 
 R1, R2, P1, P2 = EndpointID(101), EndpointID(102), EndpointID(201), EndpointID(202)
 
@@ -28,14 +29,14 @@ def room(key: int, number: int, body: bytes = b"hi") -> bytes:
 
 
 def joined(core: Core, connection: int, uin: int, key: int, packets: bool = True) -> None:
-    (send,) = memberships(turn(core, ev.Opened(connection, uin, packets), ev.Join(connection, 1, [(key, None)])))
+    (send,) = memberships(turn(core, ev.Opened(connection, uin, 3 * packets), ev.Join(connection, 1, wants(key))))
     core.step(Settled([(send.token, True)]), 1.0)
     assert core.step(ev.Confirmed(send.peer, [m.id for m in send.messages]), 1.0) == [ev.Answer(connection, 1, True)]
 
 
 def test_a_first_join_is_told_to_the_router_and_answered_when_it_is_confirmed() -> None:
     core = gateway()
-    effects = turn(core, ev.Opened(1, 7, True), ev.Join(1, 99, [(42, None)]))
+    effects = turn(core, ev.Opened(1, 7, 3), ev.Join(1, 99, wants(42)))
     (send,) = memberships(effects)
     (message,) = send.messages
     assert (send.peer, message.group, message.member, message.login) == (R1, 42, 7, True)
@@ -47,7 +48,7 @@ def test_a_first_join_is_told_to_the_router_and_answered_when_it_is_confirmed() 
 def test_a_second_connection_of_the_user_joins_without_a_message() -> None:
     core = gateway()
     joined(core, 1, 7, 42)
-    effects = turn(core, ev.Opened(2, 7, True), ev.Join(2, 5, [(42, None)]))
+    effects = turn(core, ev.Opened(2, 7, 3), ev.Join(2, 5, wants(42)))
     assert effects == [ev.Answer(2, 5, True)]
     assert memberships(turn(core, ev.Closed(1, 2))) == []
     (send,) = memberships(turn(core, ev.Closed(2, 2)))
@@ -57,7 +58,7 @@ def test_a_second_connection_of_the_user_joins_without_a_message() -> None:
 def test_leaving_takes_effect_at_once_and_has_a_higher_id() -> None:
     core = gateway()
     joined(core, 1, 7, 42)
-    (send,) = memberships(turn(core, ev.Leave(1, [(42, None)])))
+    (send,) = memberships(turn(core, ev.Leave(1, names(42))))
     assert [(m.login, m.reason) for m in send.messages] == [(False, 1)]
     assert fan_out(core, room(42, 1)) == []
     assert core.counters.without_members == 1
@@ -65,7 +66,7 @@ def test_leaving_takes_effect_at_once_and_has_a_higher_id() -> None:
 
 def test_a_lost_message_is_sent_again_the_same() -> None:
     core = gateway()
-    (send,) = memberships(turn(core, ev.Opened(1, 7, True), ev.Join(1, 1, [(42, None)])))
+    (send,) = memberships(turn(core, ev.Opened(1, 7, 3), ev.Join(1, 1, wants(42))))
     core.step(Settled([(send.token, False)]), 1.0)
     assert memberships(turn(core, now=1.05)) == []
     due = core.next_deadline()
@@ -76,7 +77,7 @@ def test_a_lost_message_is_sent_again_the_same() -> None:
 
 def test_a_message_that_nobody_confirms_is_sent_again() -> None:
     core = gateway()
-    (send,) = memberships(turn(core, ev.Opened(1, 7, True), ev.Join(1, 1, [(42, None)])))
+    (send,) = memberships(turn(core, ev.Opened(1, 7, 3), ev.Join(1, 1, wants(42))))
     core.step(Settled([(send.token, True)]), 1.0)
     (again,) = memberships(turn(core, Tick(), now=2.1))
     assert again.messages == send.messages
@@ -84,7 +85,7 @@ def test_a_message_that_nobody_confirms_is_sent_again() -> None:
 
 def test_a_dead_routers_messages_go_to_another_at_once() -> None:
     core = gateway((ev.Replica(R1, 0), ev.Replica(R2, 0)))
-    (send,) = memberships(turn(core, ev.Opened(1, 7, True), ev.Join(1, 1, [(42, None)])))
+    (send,) = memberships(turn(core, ev.Opened(1, 7, 3), ev.Join(1, 1, wants(42))))
     other = R2 if send.peer == R1 else R1
     (again,) = memberships(turn(core, ev.RoutersChanged(1, (ev.Replica(other, 0),)), now=1.1))
     assert (again.peer, again.messages) == (other, send.messages)
@@ -92,7 +93,7 @@ def test_a_dead_routers_messages_go_to_another_at_once() -> None:
 
 def test_a_doubted_routers_messages_go_to_another_at_once() -> None:
     core = gateway((ev.Replica(R1, 0), ev.Replica(R2, 0)))
-    (send,) = memberships(turn(core, ev.Opened(1, 7, True), ev.Join(1, 1, [(42, None)])))
+    (send,) = memberships(turn(core, ev.Opened(1, 7, 3), ev.Join(1, 1, wants(42))))
     other = R2 if send.peer == R1 else R1
     doubt = tuple(ev.Replica(r, 0, usable=r == other) for r in (R1, R2))
     (again,) = memberships(turn(core, ev.RoutersChanged(1, doubt), now=1.1))
@@ -101,7 +102,7 @@ def test_a_doubted_routers_messages_go_to_another_at_once() -> None:
 
 def test_while_routers_double_both_partitions_must_confirm() -> None:
     core = gateway((ev.Replica(R1, 0), ev.Replica(R2, 1)), partitions=1)
-    sent = memberships(turn(core, ev.Opened(1, 7, True), ev.Join(1, 1, [(42, None)])))
+    sent = memberships(turn(core, ev.Opened(1, 7, 3), ev.Join(1, 1, wants(42))))
     assert {send.peer for send in sent} == {R1, R2}
     number = sent[0].messages[0].id
     assert core.step(ev.Confirmed(R1, [number]), 1.1) == []
@@ -110,7 +111,7 @@ def test_while_routers_double_both_partitions_must_confirm() -> None:
 
 def test_a_client_is_answered_in_the_end_even_without_a_router() -> None:
     core = gateway(())
-    assert turn(core, ev.Opened(1, 7, True), ev.Join(1, 1, [(42, None)])) == []
+    assert turn(core, ev.Opened(1, 7, 3), ev.Join(1, 1, wants(42))) == []
     assert ev.Answer(1, 1, False) in core.step(Tick(), 11.1)
     (send,) = memberships(turn(core, ev.RoutersChanged(1, (ev.Replica(R1, 0),)), now=12.0))
     assert send.messages[0].group == 42
@@ -118,8 +119,8 @@ def test_a_client_is_answered_in_the_end_even_without_a_router() -> None:
 
 def test_many_joins_share_parcels_that_fit_a_datagram() -> None:
     core = gateway()
-    core.step(ev.Opened(1, 7, True), 1.0)
-    sent = memberships(turn(core, ev.Join(1, 1, [(key, None) for key in range(1, 101)])))
+    core.step(ev.Opened(1, 7, 3), 1.0)
+    sent = memberships(turn(core, ev.Join(1, 1, wants(*(key for key in range(1, 101))))))
     assert [len(send.messages) for send in sent] == [32, 32, 32, 4]
 
 
@@ -217,7 +218,7 @@ def test_damaged_and_malformed_input_is_counted_and_dropped() -> None:
 def test_a_free_topic_reaches_only_its_own_subscribers() -> None:
     core = gateway()
     key = topic_room("home/a")
-    turn(core, ev.Opened(1, 7, True), ev.Join(1, 1, [(key, b"home/a")]), ev.Opened(2, 8, True), ev.Join(2, 1, [(key, b"home/b")]))
+    turn(core, ev.Opened(1, 7, 3), ev.Join(1, 1, wants("home/a")), ev.Opened(2, 8, 3), ev.Join(2, 1, wants("home/b")))
     (deliver,) = fan_out(core, encode(Kind.ROOM, key, with_topic("home/a", b"x"), 1, flags=Flag.TOPIC))
     assert deliver.connections == (1,)
     assert deliver.data == b"0\x09\x00\x06home/ax"
@@ -225,11 +226,10 @@ def test_a_free_topic_reaches_only_its_own_subscribers() -> None:
 
 def test_two_topics_of_one_room_are_one_presence() -> None:
     core = gateway()
-    key = topic_room("home/a")
-    sent = memberships(turn(core, ev.Opened(1, 7, True), ev.Join(1, 1, [(key, b"home/a"), (key, b"home/b")])))
+    sent = memberships(turn(core, ev.Opened(1, 7, 3), ev.Join(1, 1, wants("home/a", "home/b"))))
     assert [len(send.messages) for send in sent] == [1]
-    assert memberships(turn(core, ev.Leave(1, [(key, b"home/a")]))) == []
-    assert len(memberships(turn(core, ev.Leave(1, [(key, b"home/b")])))) == 1
+    assert memberships(turn(core, ev.Leave(1, names("home/a")))) == []
+    assert len(memberships(turn(core, ev.Leave(1, names("home/b"))))) == 1
 
 
 def test_published_records_go_to_the_keys_proxy_in_order() -> None:

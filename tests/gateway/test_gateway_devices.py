@@ -18,6 +18,7 @@ from gateway.membership.hybrid_clock import COUNT_BITS
 from pixiu.ids import EndpointID, gateway_generation, gateway_instance
 from pixiu.wire.record import Flag, Kind, encode
 from tests.gateway.world import arrive, fan_out, of, turn
+from tests.support.filters import wants
 
 ROUTER, R1, R2 = EndpointID(101), EndpointID(201), EndpointID(202)
 WALL_MS = 1_700_000_000_000
@@ -32,7 +33,7 @@ def gateway(relays: tuple[ev.Replica, ...] = (ev.Replica(R1, 0),), partitions: i
 
 
 def opened(connection: int, uin: int = 7, device: int = 1, packets: bool = True, wall_ms: int = WALL_MS) -> ev.Opened:
-    return ev.Opened(connection, uin, packets, device, 9, wall_ms)
+    return ev.Opened(connection, uin, 3 * packets, device, 9, wall_ms)
 
 
 def to_relays(effects: list[ev.Effect]) -> list[ev.SendMembership]:
@@ -117,7 +118,7 @@ def test_a_connection_that_wants_messages_says_so_with_the_old_connect_time() ->
 def test_a_join_of_rooms_and_the_user_is_answered_when_routers_and_relays_know(routers_first: bool) -> None:
     core = gateway()
     confirmed(core, said(turn(core, opened(1))))
-    effects = turn(core, ev.Join(1, 50, [(42, None)], chat=True))
+    effects = turn(core, ev.Join(1, 50, wants(42), chat=True))
     (member,) = [m for e in of(ev.SendMembership, effects) if e.peer == ROUTER for m in e.messages]
     by_router = ev.Confirmed(ROUTER, [member.id])
     by_relay = ev.Confirmed(R1, [change.id for change in said(effects)])
@@ -147,7 +148,7 @@ def test_messages_reach_every_connection_of_the_user_that_wants_them_once() -> N
 
 def test_a_user_and_a_room_of_the_same_number_are_two() -> None:
     core = gateway()
-    turn(core, opened(1), opened(2, uin=8), ev.Join(1, 1, [], chat=True), ev.Join(2, 1, [(7, None)]))
+    turn(core, opened(1), opened(2, uin=8), ev.Join(1, 1, [], chat=True), ev.Join(2, 1, wants(7)))
     room = encode(Kind.ROOM, 7, b"room", 2, flags=Flag.TO_ROOM)
     deliveries = fan_out(core, chat(7, 1, b"user"), room)
     assert {d.connections: d.data for d in deliveries} == {(1,): b"0\x0c\x00\x06user/7user", (2,): b"0\x0c\x00\x06room/7room"}
@@ -155,7 +156,7 @@ def test_a_user_and_a_room_of_the_same_number_are_two() -> None:
 
 def test_a_signal_goes_where_its_flag_says() -> None:
     core = gateway()
-    turn(core, opened(1), opened(2, uin=8), ev.Join(1, 1, [], chat=True), ev.Join(2, 1, [(7, None)]))
+    turn(core, opened(1), opened(2, uin=8), ev.Join(1, 1, [], chat=True), ev.Join(2, 1, wants(7)))
     assert fan_out(core, encode(Kind.SIGNAL, 7, b"s", 1))[0].connections == (1,)
     assert fan_out(core, encode(Kind.SIGNAL, 7, b"s", 2, flags=Flag.TO_ROOM))[0].connections == (2,)
     assert fan_out(core, encode(Kind.MAIL, 7, b"s", 3)) == []

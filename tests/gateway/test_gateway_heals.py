@@ -14,9 +14,10 @@ from gateway import events as ev
 from gateway.core import Core
 from gateway.membership.feedback import MAX_ROOMS, Feedback
 from gateway.membership.reporter import FEW_MEMBERS, REPEAT_S
-from pixiu.ids import EndpointID, gateway_msg_id
+from pixiu.ids import EndpointID, gateway_msg_id, topic_room
 from pixiu.wire.record import Kind, encode
 from tests.gateway.world import arrive, hand_over, of, turn
+from tests.support.filters import names, wants
 
 R1, R2 = EndpointID(101), EndpointID(102)
 INSTANCE, GENERATION = 3, 5
@@ -29,7 +30,7 @@ def gateway() -> Core:
 
 
 def join(core: Core, uin: int, room: int, now: float = 1.0) -> list[ev.Effect]:
-    return turn(core, ev.Opened(uin, uin, True), ev.Join(uin, 1, [(room, None)]), now=now)
+    return turn(core, ev.Opened(uin, uin, 3), ev.Join(uin, 1, wants(room)), now=now)
 
 
 def absences(core: Core, room: int, number: int, now: float) -> list[SendControl]:
@@ -59,7 +60,7 @@ def test_a_leave_goes_twice_too() -> None:
     core = gateway()
     join(core, 7, 42)
     turn(core, now=1.5)
-    (first,) = of(ev.SendMembership, turn(core, ev.Leave(7, [(42, None)]), now=2.0))
+    (first,) = of(ev.SendMembership, turn(core, ev.Leave(7, names(42)), now=2.0))
     (second,) = of(ev.SendMembership, turn(core, now=2.0 + REPEAT_S))
     assert [m.login for m in second.messages] == [False]
     assert second.messages == first.messages
@@ -127,7 +128,7 @@ def test_a_process_that_may_be_a_router_or_a_relay_is_not_told_what_is_here() ->
 def test_a_record_for_a_room_without_members_is_answered_to_its_router_once_a_second() -> None:
     core = gateway()
     join(core, 7, 42)
-    turn(core, ev.Leave(7, [(42, None)]))
+    turn(core, ev.Leave(7, names(42)))
     (said,) = absences(core, 43, 1, 2.0)
     assert (said.peer, absent_rooms(said)) == (R2, (gateway_msg_id(INSTANCE, GENERATION, 2), [43]))
     assert absences(core, 43, 2, 2.9) == []
@@ -145,8 +146,8 @@ def test_a_record_for_a_room_with_members_is_not_answered() -> None:
 
 def test_a_free_topic_without_subscriber_in_a_room_with_members_is_not_answered() -> None:
     core = gateway()
-    turn(core, ev.Opened(7, 7, True), ev.Join(7, 1, [(42, b"home/kitchen")]))
-    assert absences(core, 42, 1, 2.0) == []
+    turn(core, ev.Opened(7, 7, 3), ev.Join(7, 1, wants("home/kitchen")))
+    assert absences(core, topic_room("home"), 1, 2.0) == []
     assert core.counters.without_members == 1
 
 

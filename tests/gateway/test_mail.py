@@ -52,7 +52,7 @@ class Gateway:
         return [effect for effect in effects if not isinstance(effect, ev.SendMembership | ev.Answer)]
 
     def connect(self, connection: int, *, uin: int = UIN, packets: bool = False, mail: bool = True) -> None:
-        self.step(ev.Opened(connection, uin, packets, 1, 9, WALL_MS))
+        self.step(ev.Opened(connection, uin, 3 * packets, 1, 9, WALL_MS))
         if mail:
             self.step(ev.Join(connection, 1, [], mail=True))
 

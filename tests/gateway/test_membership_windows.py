@@ -12,6 +12,7 @@ from gateway.core import LEAVES_A_TURN, Core
 from gateway.membership.reporter import CROWD_PAUSE_S, MAX_A_TURN, WINDOW
 from pixiu.ids import EndpointID
 from tests.gateway.world import memberships, of, turn, updates
+from tests.support.filters import wants
 
 ROUTER, OTHER = EndpointID(101), EndpointID(102)
 MANY = 3 * WINDOW
@@ -25,8 +26,8 @@ def gateway(replicas: tuple[ev.Replica, ...] = (ev.Replica(ROUTER, 0),)) -> Core
 
 def joined(core: Core, rooms: int = MANY, now: float = 1.0) -> None:
     """One client joins so many rooms; nothing of it has been sent."""
-    core.step(ev.Opened(1, 7, True), now)
-    core.step(ev.Join(1, 1, [(room, None) for room in range(1, rooms + 1)]), now)
+    core.step(ev.Opened(1, 7, 3), now)
+    core.step(ev.Join(1, 1, wants(*(room for room in range(1, rooms + 1)))), now)
 
 
 def drive(core: Core, now: float, *, turns: int = 100) -> list[list[int]]:
@@ -123,8 +124,8 @@ def test_joins_of_a_crowd_are_told_together() -> None:
     core.step(ev.RoutersChanged(1, (ev.Replica(ROUTER, 0),)), 0.0)
 
     def come(uin: int, now: float, rooms: int = 1) -> int:
-        core.step(ev.Opened(uin, uin, True), now)
-        core.step(ev.Join(uin, 1, [(uin * 1000 + room, None) for room in range(rooms)]), now)
+        core.step(ev.Opened(uin, uin, 3), now)
+        core.step(ev.Join(uin, 1, wants(*(uin * 1000 + room for room in range(rooms)))), now)
         return sum(len(send.messages) for send in memberships(turn(core, now=now)) if send.token)
 
     assert come(1, 1.0) == 1, "nobody came before"
@@ -149,8 +150,8 @@ def test_many_clients_that_go_together_leave_in_slices() -> None:
     core = gateway()
     clients, rooms = 20, 100
     for uin in range(1, clients + 1):
-        core.step(ev.Opened(uin, uin, True), 1.0)
-        core.step(ev.Join(uin, 1, [(room, None) for room in range(1, rooms + 1)]), 1.0)
+        core.step(ev.Opened(uin, uin, 3), 1.0)
+        core.step(ev.Join(uin, 1, wants(*(room for room in range(1, rooms + 1)))), 1.0)
     turn(core)
     counter = core._counter
     for uin in range(1, clients + 1):
@@ -170,7 +171,7 @@ def test_many_clients_that_go_together_leave_in_slices() -> None:
 def test_who_is_gone_joins_nothing_and_is_answered_nothing() -> None:
     core = gateway()
     joined(core, 2)
-    effects = core.step(ev.Closed(1, 2), 1.0) + core.step(ev.Join(1, 2, [(99, None)]), 1.0) + core.step(ev.Closed(1, 2), 1.0)
+    effects = core.step(ev.Closed(1, 2), 1.0) + core.step(ev.Join(1, 2, wants(99)), 1.0) + core.step(ev.Closed(1, 2), 1.0)
     effects += turn(core)
     assert of(ev.Answer, effects) == []
     assert {update.login for update in updates(effects)} == {False}
@@ -180,8 +181,8 @@ def test_who_is_gone_joins_nothing_and_is_answered_nothing() -> None:
 def test_requests_that_were_answered_are_not_kept() -> None:
     """20,000 requests for one room while its router was away stayed in memory when they had long been answered."""
     core = gateway(())
-    core.step(ev.Opened(1, 7, True), 1.0)
+    core.step(ev.Opened(1, 7, 3), 1.0)
     for request in range(1, 1001):
-        core.step(ev.Join(1, request, [(42, None)]), 1.0)
+        core.step(ev.Join(1, request, wants(42)), 1.0)
     assert len(of(ev.Answer, core.step(Tick(), 12.0))) == 1000
     assert not any(change.requests for change in core.rooms._changes.values())

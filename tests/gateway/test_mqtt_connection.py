@@ -61,7 +61,7 @@ async def test_what_is_refused_is_said_in_the_suback() -> None:
     connection, wire = mqtt_client(world)
     connection.data_received(codec.encode(Subscribe(5, (("room/42", 0), ("room/43", 0), ("user/9", 0)))))
     (join,) = of(ev.Join, world.events)
-    world.clients.answer(ev.Answer(join.connection, 5, True, frozenset({(43, None)})))
+    world.clients.answer(ev.Answer(join.connection, 5, True, frozenset({"room/43"})))
     world.clients.deliveries.flush()
     assert [packet.codes for packet in wire.packets() if isinstance(packet, Suback)] == [(0, 0x80, 0x80)]
     assert set(connection._session.subscriptions.rooms if connection._session else ()) == {"room/42"}

@@ -13,6 +13,7 @@ from gateway.membership.reporter import MembershipReporter
 from pixiu.ids import EndpointID, topic_room
 from pixiu.wire.record import Kind, encode
 from tests.gateway.world import fan_out, memberships, of, turn
+from tests.support.filters import names, wants
 
 ROUTER, RELAY = EndpointID(101), EndpointID(301)
 
@@ -32,9 +33,9 @@ def refuse(core: Core, effects: list[ev.Effect], *rooms: int, peer: EndpointID =
 
 def test_each_room_of_a_request_is_answered_for_itself() -> None:
     core = gateway()
-    said = turn(core, ev.Opened(1, 7, True), ev.Join(1, 9, [(42, None), (43, None)]))
+    said = turn(core, ev.Opened(1, 7, 3), ev.Join(1, 9, wants(42, 43)))
     effects = refuse(core, said, 43)
-    assert of(ev.Answer, effects) == [ev.Answer(1, 9, True, frozenset({(43, None)}))]
+    assert of(ev.Answer, effects) == [ev.Answer(1, 9, True, frozenset({"room/43"}))]
     assert [deliver.connections for deliver in fan_out(core, encode(Kind.ROOM, 42, b"hi", 1))] == [(1,)]
     assert fan_out(core, encode(Kind.ROOM, 43, b"hi", 2)) == []
 
@@ -42,31 +43,31 @@ def test_each_room_of_a_request_is_answered_for_itself() -> None:
 def test_what_was_refused_is_not_on_this_gateway_for_routers_either() -> None:
     """Else their digests and this gateway's would differ for ever."""
     core = gateway()
-    refuse(core, turn(core, ev.Opened(1, 7, True), ev.Join(1, 9, [(43, None)])), 43)
+    refuse(core, turn(core, ev.Opened(1, 7, 3), ev.Join(1, 9, wants(43))), 43)
     assert core.heartbeat(0, 1).digest.count == 0
 
 
 def test_of_a_stream_of_records_the_whole_request_is_refused() -> None:
     """Its protocol has one answer for a request."""
     core = gateway()
-    said = turn(core, ev.Opened(1, 7, False), ev.Join(1, 9, [(42, None), (43, None)]))
+    said = turn(core, ev.Opened(1, 7, 0), ev.Join(1, 9, wants(42, 43)))
     effects = refuse(core, said, 43)
-    assert of(ev.Answer, effects) == [ev.Answer(1, 9, True, frozenset({(42, None), (43, None)}))]
+    assert of(ev.Answer, effects) == [ev.Answer(1, 9, True, frozenset({"room/42", "room/43"}))]
     assert fan_out(core, encode(Kind.ROOM, 42, b"hi", 1)) == []
 
 
 def test_a_topic_is_refused_with_the_room_that_carries_it() -> None:
     core = gateway()
     key = topic_room("home/a")
-    said = turn(core, ev.Opened(1, 7, True), ev.Join(1, 9, [(key, b"home/a"), (key, b"home/b"), (42, None)]))
+    said = turn(core, ev.Opened(1, 7, 3), ev.Join(1, 9, wants("home/a", "home/b", 42)))
     (answer,) = of(ev.Answer, refuse(core, said, key))
-    assert answer.refused == {(key, b"home/a"), (key, b"home/b")}
+    assert answer.refused == {"home/a", "home/b"}
 
 
 def test_who_was_told_already_stays_and_is_tried_again() -> None:
     """A client that was answered without a confirmation is in the room as soon as there is space."""
     core = gateway()
-    said = turn(core, ev.Opened(1, 7, True), ev.Join(1, 9, [(43, None)]))
+    said = turn(core, ev.Opened(1, 7, 3), ev.Join(1, 9, wants(43)))
     assert ev.Answer(1, 9, False) in turn(core, now=11.1) + core.step(Tick(), 11.1)
     assert of(ev.Answer, refuse(core, said, 43, now=12.0)) == []
     due = core.next_deadline()
@@ -78,7 +79,7 @@ def test_who_was_told_already_stays_and_is_tried_again() -> None:
 def test_messages_to_the_user_are_refused_when_relays_are_full() -> None:
     core = gateway()
     core.step(ev.RelaysChanged(1, (ev.Replica(RELAY, 0),)), 0.0)
-    said = turn(core, ev.Opened(1, 7, True, device=5), ev.Join(1, 9, [], chat=True))
+    said = turn(core, ev.Opened(1, 7, 3, device=5), ev.Join(1, 9, [], chat=True))
     effects = refuse(core, said, 7, peer=RELAY)
     assert of(ev.Answer, effects) == [ev.Answer(1, 9, True, user_refused=True)]
     assert core.index.users == {}
@@ -87,7 +88,7 @@ def test_messages_to_the_user_are_refused_when_relays_are_full() -> None:
 def test_a_refused_join_whose_client_has_left_is_looked_at_once_more() -> None:
     """Not for ever: a deadline that has passed, and nothing done about it, is a busy loop."""
     core = gateway()
-    said = turn(core, ev.Opened(1, 7, True), ev.Join(1, 9, [(43, None)]))
+    said = turn(core, ev.Opened(1, 7, 3), ev.Join(1, 9, wants(43)))
     left = memberships(refuse(core, said, 43))
     turn(core, ev.Confirmed(ROUTER, [message.id for send in left for message in send.messages]), now=1.2)
     for _ in range(4):
@@ -120,10 +121,10 @@ def test_what_one_copy_refused_and_the_other_confirmed_is_not_said_again_to_that
 
 def test_a_gateway_of_which_something_newer_is_known_ends_unless_it_said_that_itself() -> None:
     core = gateway()
-    joined = turn(core, ev.Opened(1, 7, True), ev.Join(1, 9, [(42, None)]))
+    joined = turn(core, ev.Opened(1, 7, 3), ev.Join(1, 9, wants(42)))
     (join,) = {message.id for send in memberships(joined) for message in send.messages}
     assert of(ev.Fenced, turn(core, ev.Confirmed(RELAY, [], stale=[join]), now=1.1)) == []
-    left = turn(core, ev.Leave(1, [(42, None)]), now=1.2)
+    left = turn(core, ev.Leave(1, names(42)), now=1.2)
     (leave,) = {message.id for send in memberships(left) for message in send.messages}
     # A repeat of the join was overtaken by the departure, as happens on any network.
     assert of(ev.Fenced, turn(core, ev.Confirmed(ROUTER, [], stale=[join]), now=1.3)) == []

@@ -11,6 +11,7 @@ from pixiu.ids import EndpointID, topic_room
 from pixiu.wire.record import Flag, Kind, encode, with_topic
 from tests.gateway.world import arrive, hand_over, of, turn
 from tests.support.builds import plain_only
+from tests.support.filters import names, wants
 
 P1, P2 = EndpointID(201), EndpointID(202)
 
@@ -30,8 +31,8 @@ class Transactions(MemoryTable):
 def gateway(table: SignalTable | None = None, rooms: Sequence[int] = (42,), packets: bool = True) -> Core:
     core = Core(instance=3, generation=5, signals=table)
     core.step(ev.ProxiesChanged((ev.Replica(P1, 0), ev.Replica(P2, 0, usable=False))), 0.0)
-    core.step(ev.Opened(1, 7, packets), 0.0)
-    core.step(ev.Join(1, 1, [(room, None) for room in rooms]), 0.0)
+    core.step(ev.Opened(1, 7, 3 * packets), 0.0)
+    core.step(ev.Join(1, 1, wants(*(room for room in rooms))), 0.0)
     turn(core, now=0.0)
     return core
 
@@ -77,9 +78,9 @@ def test_without_members_nothing_is_answered_nor_remembered() -> None:
     core = gateway()
     assert arrive(core, signal(5, key=43)) == []
     assert core.counters.without_members == 1
-    core.step(ev.Join(1, 2, [(43, None)]), 1.0)
+    core.step(ev.Join(1, 2, wants(43)), 1.0)
     assert answered(arrive(core, signal(5, key=43))) == [5]
-    core.step(ev.Leave(1, [(43, None)]), 1.0)
+    core.step(ev.Leave(1, names(43)), 1.0)
     assert answered(arrive(core, signal(5, key=43))) == []
 
 
@@ -117,7 +118,7 @@ def test_a_room_message_and_a_signal_of_one_turn_are_one_write() -> None:
 def test_a_signal_on_a_topic_reaches_its_subscribers() -> None:
     key = topic_room("home/a")
     core = gateway()
-    core.step(ev.Join(1, 2, [(key, b"home/a")]), 0.0)
+    core.step(ev.Join(1, 2, wants("home/a")), 0.0)
     topic = Flag.TO_ROOM | Flag.TOPIC
     assert answered(arrive(core, signal(5, key, topic, with_topic("home/a", b"x")))) == [5]
     assert answered(arrive(core, signal(6, key, topic, with_topic("home/b", b"x")))) == []

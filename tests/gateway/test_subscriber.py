@@ -130,7 +130,7 @@ async def joined_in_steps(request: int) -> tuple[_Stream, list[ev.Join]]:
     service, stream = SubscriberService(world.clients), _Stream(world.clients, "")
     await take(service, stream, wire_pb2.SubscribeRequest(join_rooms=range(1, 1 + MANY), request=request))
     joins = of(ev.Join, world.events)
-    assert [room for join in joins for room, _ in join.channels] == list(range(1, 1 + MANY))
+    assert [wanted.filter for join in joins for wanted in join.channels] == [f"room/{room}" for room in range(1, 1 + MANY)]
     assert max(len(join.channels) for join in joins) <= FEW_NAMES
     return stream, joins
 
@@ -149,7 +149,7 @@ async def test_a_request_of_many_joins_is_answered_once_when_all_of_it_has_taken
 async def test_of_many_joins_those_that_are_refused_are_not_had() -> None:
     stream, joins = await joined_in_steps(5)
     for join in joins:
-        refused = frozenset(join.channels) if join is joins[2] else frozenset()
+        refused = frozenset(wanted.filter for wanted in join.channels) if join is joins[2] else frozenset()
         stream.answer(ev.Answer(join.connection, join.request, True, refused))
     reply = stream.give()
     assert reply is not None

@@ -17,14 +17,15 @@ from pixiu.wire.record import Flag, Kind, decode, encode, split, with_topic
 from pixiu.wire.trace import Hop, Stamp, Tracer, as_traced, stamps_of, with_stamp
 from tests.gateway.world import arrive, fan_out, of, turn
 from tests.support.clock import Clock
+from tests.support.filters import wants
 
 BROKER = Stamp(Hop.BROKER, 1, 4, 10, 20)
 
 
 def gateway(packets: bool = False, vrooms: VRooms | None = None) -> Core:
     core = Core(instance=3, generation=5, vrooms=vrooms or VRooms(), tracer=Tracer(Hop.GATEWAY, Clock(100, 1), replica=lambda: 8))
-    core.step(ev.Opened(1, 7, packets), 0.0)
-    core.step(ev.Join(1, 1, [(42, None), (topic_room("a"), b"a")]), 0.0)
+    core.step(ev.Opened(1, 7, 3 * packets), 0.0)
+    core.step(ev.Join(1, 1, wants(42, "a")), 0.0)
     turn(core, now=0.0)
     return core
 
@@ -86,7 +87,7 @@ def test_a_record_for_nobody_is_no_trace() -> None:
 
 def test_in_a_big_room_the_copy_shows_the_room() -> None:
     core = gateway(vrooms=VRooms(1000, 1001))
-    core.step(ev.Join(1, 2, [(1000, None)]), 0.0)
+    core.step(ev.Join(1, 2, wants(1000)), 0.0)
     turn(core, now=0.0)
     (deliver,) = of(ev.Deliver, arrive(core, as_traced(room(9, key=1000 * 64 + 7))))
     assert stamps_of(deliver.data) == [Stamp(Hop.GATEWAY, 0, 8, 101, 102)]

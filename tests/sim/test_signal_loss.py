@@ -35,6 +35,7 @@ from pixiu.client.send.signals import SendCopies, Signal, SignalCore
 from pixiu.ids import EndpointID, gateway_msg_id
 from pixiu.rpc.deadline_timer import NEVER
 from pixiu.wire.record import Flag, Kind, encode
+from tests.support.filters import wants
 
 ROOM, UIN = 42, 7
 ROUTER, GATEWAY = EndpointID(900), EndpointID(800)
@@ -91,8 +92,8 @@ class World:
     def make_gateway(self) -> gateway.core.Core:
         core = gateway.core.Core(instance=1, generation=1, signals=self.table)
         core.step(ge.ProxiesChanged(tuple(ge.Replica(endpoint, 0) for endpoint in self.proxies)), 0.0)
-        core.step(ge.Opened(1, UIN, False), 0.0)
-        core.step(ge.Join(1, 1, [(ROOM, None)]), 0.0)
+        core.step(ge.Opened(1, UIN, 0), 0.0)
+        core.step(ge.Join(1, 1, wants(ROOM)), 0.0)
         core.step(END_OF_TURN, 0.0)
         return core
 

@@ -86,7 +86,9 @@ class GatewayMessage(_message.Message):
     action: Global___Action.ValueType
     reason: Global___Reason.ValueType
     value: _builtins.int
-    """of a device: connect time (63 bits) and whether it takes the user's messages (1 bit); else 0"""
+    """of a device: connect time (63 bits) and whether it takes the user's messages (1 bit); of a group of a shared subscription, whose
+    number is in `uin`: 1 if its members get QoS 0, 2 if they acknowledge; else 0
+    """
     name: _builtins.str
     """of a device that takes mail: what its user calls it, at most 122 bytes"""
     ticket: _builtins.bytes
@@ -747,6 +749,32 @@ class Fenced(_message.Message):
 Global___Fenced: _TypeAlias = Fenced  # noqa: Y015
 
 @_typing.final
+class SharedOutcome(_message.Message):
+    """gateway -> broker: messages of shared subscriptions that a member has taken, or that no member here can take."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAKEN_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
+    taken: _builtins.bytes
+    """16 bytes each, little-endian: SnowflakeID u64, number of the group u64"""
+    returned: _builtins.bytes
+    """likewise"""
+    def __init__(
+        self,
+        *,
+        taken: _builtins.bytes = ...,
+        returned: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["returned", b"returned", "taken", b"taken"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedOutcome: _TypeAlias = SharedOutcome  # noqa: Y015
+
+@_typing.final
 class Control(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -765,6 +793,7 @@ class Control(_message.Message):
     LISTING_PAGE_FIELD_NUMBER: _builtins.int
     ABSENCE_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
+    SHARED_OUTCOME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gateway_messages(self) -> Global___GatewayMessages: ...
     @_builtins.property
@@ -795,6 +824,8 @@ class Control(_message.Message):
     def absence(self) -> Global___Absence: ...
     @_builtins.property
     def fenced(self) -> Global___Fenced: ...
+    @_builtins.property
+    def shared_outcome(self) -> Global___SharedOutcome: ...
     def __init__(
         self,
         *,
@@ -813,12 +844,13 @@ class Control(_message.Message):
         listing_page: Global___ListingPage | None = ...,
         absence: Global___Absence | None = ...,
         fenced: Global___Fenced | None = ...,
+        shared_outcome: Global___SharedOutcome | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "signals_delivered", b"signals_delivered"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "shared_outcome", b"shared_outcome", "signals_delivered", b"signals_delivered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "signals_delivered", b"signals_delivered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "shared_outcome", b"shared_outcome", "signals_delivered", b"signals_delivered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "publish_batch", "publish_outcome", "chat_offline", "device_replaced", "signals_delivered", "digest_request", "instance_roots", "bucket_digests", "listing_request", "listing_page", "absence", "fenced"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "publish_batch", "publish_outcome", "chat_offline", "device_replaced", "signals_delivered", "digest_request", "instance_roots", "bucket_digests", "listing_request", "listing_page", "absence", "fenced", "shared_outcome"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

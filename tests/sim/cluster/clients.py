@@ -18,6 +18,7 @@ from pixiu.wire.record import TYPE_NORMAL, Flag, Kind, encode
 from tests.sim.cluster.edges import GatewayProcess, ProxyProcess
 from tests.sim.cluster.logins import Logins
 from tests.sim.cluster.process import Place
+from tests.support.filters import names, wants
 
 if TYPE_CHECKING:
     from tests.sim.cluster.world import World
@@ -205,7 +206,7 @@ class Clients:
         user, told = connection.user, connection.user.login or self._world.shape.through_relays
         device = user.device if told else 0
         self.logins.opened(connection)
-        opened = ge.Opened(connection.number, user.uin, False, device, user.device_class, wall_ms, user.login)
+        opened = ge.Opened(connection.number, user.uin, 0, device, user.device_class, wall_ms, user.login)
         connection.gateway.step(opened)
 
     def _close(self, connection: Connection) -> None:
@@ -222,7 +223,7 @@ class Clients:
         connection.pending[request] = (rooms, chat)
         connection.takes_own |= chat
         connection.rooms.update(dict.fromkeys(rooms, request))
-        connection.gateway.step(ge.Join(connection.number, request, [(room, None) for room in rooms], chat))
+        connection.gateway.step(ge.Join(connection.number, request, wants(*(room for room in rooms)), chat))
         presence = connection.gateway.core.rooms.own
         for room in rooms:
             found = presence.get(self._world.vrooms.room_of_user(room, connection.uin), connection.uin, connection.gateway.instance)
@@ -233,7 +234,7 @@ class Clients:
         if connection.number in self.connections:
             connection.rooms.pop(room, None)
             connection.known.pop(room, None)
-            connection.gateway.step(ge.Leave(connection.number, [(room, None)]))
+            connection.gateway.step(ge.Leave(connection.number, names(room)))
 
     def answered(self, process: GatewayProcess, number: int, request: int, known: bool) -> None:
         """A join took effect."""

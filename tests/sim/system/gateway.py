@@ -115,7 +115,7 @@ class SystemGateway(Served, GatewayProcess):
             if request.HasField("hello"):
                 self.inboxes[number] = _Client(stream, MailQueue())
                 wall_ms = self.world.unix_us() // 1000 + 300 * self.place.number
-                opened = ge.Opened(number, request.hello.uin, False, request.hello.device, 0, wall_ms)
+                opened = ge.Opened(number, request.hello.uin, 0, request.hello.device, 0, wall_ms)
                 self.step(opened)
                 self.step(ge.Join(number, JOINED, [], False, True))
             ranges = acknowledged_ranges(request.mail_acknowledgements)

@@ -1,0 +1,179 @@
+"""The fan-out of a turn's messages to the connections of their channels. Pure.
+
+    packets, records   bytes that all connections of a channel share: `Deliver`
+    packets5           the same, while no message of the turn has properties
+    exact              a `Delivery` for each connection and message: `DeliverEach`
+
+Source: docs/architecture.md, "A message to a room"; docs/mqtt.md, "Subscriptions".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cluster.mqtt.properties_in_records import qos_of, retain_of
+from gateway import events as ev
+from gateway.membership.rooms import PLAIN, Channel, Grant
+from pixiu.ids import snowflake_time_ms
+from pixiu.wire.record import (
+    EXTENSION_AT,
+    KEY_AT,
+    LIFETIME_AT,
+    LIFETIME_HIGH_AT,
+    SNOWFLAKE_AT,
+    with_key,
+)
+
+MAX_OWN: Final = 65_536
+"""Messages of clients that do not want their own in one generation. Policy: beyond two generations a client may get its own."""
+
+
+class OwnMessages:
+    """Messages that connections with `no_local` published: SnowflakeID → connection."""
+
+    def __init__(self) -> None:
+        self._current: dict[bytes, int] = {}
+        self._before: dict[bytes, int] = {}
+
+    def put(self, record: bytes, connection: int) -> None:
+        """Note a published record."""
+        if len(self._current) >= MAX_OWN:
+            self._before, self._current = self._current, {}
+        self._current[record[SNOWFLAKE_AT:KEY_AT]] = connection
+
+    def connection_of(self, record: bytes) -> int:
+        """The connection that published a record; 0: none of these."""
+        snowflake = record[SNOWFLAKE_AT:KEY_AT]
+        return self._current.get(snowflake) or self._before.get(snowflake, 0)
+
+
+class FanOut:
+    """Messages of a turn, by channel."""
+
+    def __init__(self) -> None:
+        self.dirty: dict[Channel, None] = {}
+        self.own = OwnMessages()
+        self._each: dict[int, list[ev.Delivery]] = {}
+        self._ones: list[ev.Deliver] = []
+
+    def queue(self, channel: Channel, record: bytes, body: bytes) -> None:
+        """Queue a message for the connections of a channel. The loop over a batch does the same itself."""
+        self.dirty[channel] = None
+        if channel.packets:
+            channel.pending_packets.append(publish_packet(channel.head, body))
+        if channel.records:
+            channel.pending_records.append(record)
+        if channel.others:
+            self.queue_others(channel, record, body)
+
+    def queue_others(self, channel: Channel, record: bytes, body: bytes) -> None:
+        """Queue a message for the connections of MQTT 5, and those that need packets of their own."""
+        if channel.pending_others is None:
+            channel.pending_others = []
+        channel.pending_others.append((record, body))
+
+    def each(self, connection: int, delivery: ev.Delivery) -> None:
+        """Queue a message for one connection."""
+        self._each.setdefault(connection, []).append(delivery)
+
+    def one(self, connection: int, record: bytes) -> None:
+        """Queue a record for one connection that gets records."""
+        self._ones.append(ev.Deliver((connection,), record, 1))
+
+    @property
+    def waiting(self) -> bool:
+        """True if anything is queued."""
+        return bool(self.dirty or self._each or self._ones)
+
+    def deliver(self, out: list[ev.Effect]) -> int:
+        """Deliver what is queued. Returns the number of deliveries: messages times connections."""
+        deliveries = 0
+        for channel in self.dirty:
+            if channel.pending_packets:
+                if channel.packet_targets is None:
+                    channel.packet_targets = tuple(channel.packets)
+                out.append(_delivery(channel, channel.packet_targets, channel.pending_packets))
+                deliveries += len(channel.packet_targets) * len(channel.pending_packets)
+                channel.pending_packets = []
+            if channel.pending_records:
+                if channel.record_targets is None:
+                    channel.record_targets = tuple(channel.records)
+                if channel.shown != channel.room:
+                    channel.pending_records = [with_key(record, channel.shown) for record in channel.pending_records]
+                out.append(_delivery(channel, channel.record_targets, channel.pending_records))
+                deliveries += len(channel.record_targets) * len(channel.pending_records)
+                channel.pending_records = []
+            if channel.pending_others:
+                deliveries += self._deliver_others(channel, channel.pending_others, out)
+                channel.pending_others = None
+        self.dirty.clear()
+        if self._each:
+            each, self._each = self._each, {}
+            for connection, messages in each.items():
+                out.append(ev.DeliverEach(connection, messages))
+                deliveries += len(messages)
+        if self._ones:
+            out += self._ones
+            deliveries += len(self._ones)
+            self._ones = []
+        return deliveries
+
+    def _deliver_others(self, channel: Channel, pending: list[tuple[bytes, bytes]], out: list[ev.Effect]) -> int:
+        exact, shared = channel.exact or {}, 0
+        if channel.packets5:
+            # Messages with properties go one by one, and so do those before and after them: a client gets them in order.
+            if any(record[EXTENSION_AT] or record[EXTENSION_AT + 1] for record, _ in pending):
+                exact = {**dict.fromkeys(channel.packets5, PLAIN), **exact}
+            else:
+                targets = tuple(channel.packets5)
+                out.append(_delivery(channel, targets, [publish_packet5(channel.head, body) for _, body in pending]))
+                shared = len(targets) * len(pending)
+        if not exact:
+            return shared
+        shown = channel.shown != channel.room
+        for record, body in pending:
+            topic = channel.head[2:] if channel.head else body[2 : 2 + (body[0] << 8 | body[1])]
+            self._queue_each(exact, with_key(record, channel.shown) if shown else record, topic)
+        return shared
+
+    def _queue_each(self, exact: dict[int, Grant], record: bytes, topic: bytes) -> None:
+        qos, retain, expires_at_ms, publisher = qos_of(record), retain_of(record), expires_at_ms_of(record), -1
+        for connection, grant in exact.items():
+            if grant.no_local:
+                if publisher < 0:
+                    publisher = self.own.connection_of(record)
+                if publisher == connection:
+                    continue
+            as_published = retain and grant.retain_as_published
+            self.each(connection, ev.Delivery(record, topic, min(qos, grant.qos), as_published, grant.identifiers, expires_at_ms))
+
+
+def expires_at_ms_of(record: bytes) -> int:
+    """Unix milliseconds at which a record's lifetime is over; 0: it has none. What properties say of it is in its extension."""
+    lifetime_min = record[LIFETIME_AT] | record[LIFETIME_HIGH_AT] << 8
+    if not lifetime_min:
+        return 0
+    return snowflake_time_ms(int.from_bytes(record[SNOWFLAKE_AT:KEY_AT], "little")) + lifetime_min * 60_000
+
+
+def publish_packet(head: bytes, body: bytes) -> bytes:
+    """Encode a QoS 0 PUBLISH of MQTT 3.1.1. `head`: topic length and name; empty if the body begins with them."""
+    size = len(head) + len(body)
+    if size < 128:
+        return b"0" + bytes((size,)) + head + body
+    if size < 16_384:
+        return b"0" + bytes((size & 127 | 128, size >> 7)) + head + body
+    return b"0" + bytes((size & 127 | 128, size >> 7 & 127 | 128, size >> 14)) + head + body
+
+
+def publish_packet5(head: bytes, body: bytes) -> bytes:
+    """Encode a QoS 0 PUBLISH of MQTT 5 without properties."""
+    if head:
+        return publish_packet(head + b"\0", body)
+    after = 2 + (body[0] << 8 | body[1])
+    return publish_packet(body[:after] + b"\0", body[after:])
+
+
+def _delivery(channel: Channel, targets: tuple[int, ...], pending: list[bytes]) -> ev.Deliver:
+    data = b"".join(pending) if len(pending) > 1 else pending[0]
+    return ev.Deliver(targets, data, len(pending), channel.shown != channel.room)
