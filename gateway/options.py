@@ -60,6 +60,16 @@ class Options(ClientRoleOptions, PacedOptions):
     """Seconds for which a lane of an MQTT client's mail may wait for any PUBACK; then the connection is closed, and its mail is
     delivered again. Set it above the time that a client's slowest handler takes for one mail, else that client never gets past
     it."""
+    receive_maximum: int = bounded(1024, 1, 65_535)
+    """Messages of QoS 1 and 2 that an MQTT client may have unacknowledged: one of MQTT 5 that sends more is closed, others are not
+    read from."""
+    max_unacknowledged: int = bounded(256, 1, 10_000)
+    """Messages of QoS 1 and 2 of rooms and topics that are sent to an MQTT client before it acknowledges some; at most what the
+    client allows. More wait, up to connection_buffer_bytes."""
+    topic_aliases: int = bounded(64, 1, 1000)
+    """Topic aliases of a client of MQTT 5, in each direction; to the client at most what it allows."""
+    max_keep_alive_s: int = bounded(65_535, 1, 65_535)
+    """Longest keep-alive of a client of MQTT 5, seconds: one that asks for more, or for none, gets this one. 65535: no limit."""
     signal_table_dir: str = "/dev/shm"  # noqa: S108 (private folders are made in it)
     """Folder on a tmpfs for the table of delivered signals, which a gateway that was killed finds again."""
     signal_table_name: str = ""

@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 from cluster.mqtt import codec
 from cluster.mqtt.packets import Connect, Side
-from cluster.mqtt.server import ServerSession, SessionLimits
+from cluster.mqtt.server import ServerSession
+from cluster.mqtt.terms import SessionLimits
 
 MESSAGES = 2000
 ROUNDS = 50

@@ -211,7 +211,7 @@ class ServerSession:
     @property
     def has_outgoing(self) -> bool:
         """True if `outgoing` would return something."""
-        return self._sending is not None and self._sending.outbound.is_ready
+        return self._state is State.CONNECTED and self._sending is not None and self._sending.outbound.is_ready
 
     @property
     def waiting(self) -> int:

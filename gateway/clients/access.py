@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, LoginSession
 from cluster.access.rules import INBOX, PUBLISH, SUBSCRIBE, Target, of_topic_name, of_user
-from cluster.mqtt.packets import ConnackCode, Connect, Publish
+from cluster.mqtt.packets import Connect, Publish
+from cluster.mqtt.reason_codes import ReasonCode
 from cluster.trust.identity import Credentials, Identity
-from pixiu.errors import NotAllowed, NotAuthenticated, PixiuError
-from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, Filter, parse_filter
+from pixiu.errors import Draining, NotAllowed, NotAuthenticated, Overloaded, PixiuError
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, Filter, parse_filter, user_of_topic
 
 
 def credentials_of(connect: Connect, address: str, certificate: bytes) -> Credentials:
@@ -31,11 +32,20 @@ def open_user(guard: LoginGuard, identity: Identity, address: str, client: str, 
     return guard.open(identity, address, client, end)
 
 
-def code_of(error: PixiuError) -> ConnackCode:
-    """CONNACK code for a refused login."""
-    if isinstance(error, NotAllowed):
-        return ConnackCode.NOT_AUTHORISED
-    return ConnackCode.BAD_USER_NAME_OR_PASSWORD if isinstance(error, NotAuthenticated) else ConnackCode.SERVER_UNAVAILABLE
+def code_of(error: PixiuError) -> ReasonCode:
+    """Reason code of the CONNACK for a refused login."""
+    for kind, code in _CONNACK_CODES.items():
+        if isinstance(error, kind):
+            return code
+    return ReasonCode.SERVER_UNAVAILABLE
+
+
+_CONNACK_CODES = {
+    NotAllowed: ReasonCode.NOT_AUTHORISED,
+    NotAuthenticated: ReasonCode.BAD_USER_NAME_OR_PASSWORD,
+    Overloaded: ReasonCode.SERVER_BUSY,
+    Draining: ReasonCode.USE_ANOTHER_SERVER,
+}
 
 
 def target_of(key: int, topic: str) -> Target:
@@ -51,9 +61,9 @@ def target_of_filter(name: str) -> Target:
     return of_topic_name(parsed.name) if isinstance(parsed, Filter) else name
 
 
-def may_subscribe(access: LoginSession | None, key: int, topic: str) -> bool:
-    """True if a client may subscribe to a room, a topic, or the messages to a user."""
-    return access is None or access.allows(SUBSCRIBE, target_of(key, topic))
+def may_subscribe(access: LoginSession | None, name: str) -> bool:
+    """True if a client may subscribe to a filter: a room, topics, or the messages to a user."""
+    return access is None or access.allows(SUBSCRIBE, target_of_filter(name))
 
 
 def may_read_mail(access: LoginSession | None, uin: int) -> bool:
@@ -66,11 +76,11 @@ def may_publish(access: LoginSession, key: int, message: Publish) -> bool:
     return access.allows(PUBLISH, target_of(key, message.topic))
 
 
-def foresee_subscribe(access: LoginSession, uin: int, filters: Iterable[tuple[str, int]]) -> bool:
-    """True if a callback must be asked before an MQTT client may subscribe to these: (topic, room or user)."""
-    for topic, key in filters:
-        access.foresee(SUBSCRIBE, target_of(key, topic))
-        if topic.startswith(USER_PREFIX) and key == uin:
+def foresee_subscribe(access: LoginSession, uin: int, filters: Iterable[str]) -> bool:
+    """True if a callback must be asked before an MQTT client may subscribe to these filters."""
+    for name in filters:
+        access.foresee(SUBSCRIBE, target_of_filter(name))
+        if user_of_topic(name) == uin:
             access.foresee(INBOX, of_user(uin))
     return access.must_ask
 

@@ -23,7 +23,8 @@ from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.core.role import totals
 from cluster.core.turn import Newcomers, PacedLine, Turn
 from cluster.mqtt.events import CloseReason
-from cluster.mqtt.server import SessionLimits
+from cluster.mqtt.outbound import OutboundCounters
+from cluster.mqtt.terms import SessionLimits
 from cluster.trust.identity import Credentials, Identity
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
@@ -39,7 +40,7 @@ from gateway.clients.slow_consumers import SlowConsumers
 from gateway.mail.queue import MailQueue
 from gateway.mail.run import MailRun
 from gateway.options import Options
-from pixiu.errors import Draining, Overloaded
+from pixiu.errors import Draining, Overloaded, PixiuError
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
@@ -181,6 +182,8 @@ class ClientCounters:
     """Published messages of QoS 0 that their clients may not publish."""
     tls_failures: int = 0
     """Connections that ended in their TLS handshake."""
+    retained_refused: int = 0
+    """Published messages with RETAIN that could not be kept."""
     chat_offline: int = 0
     """Messages of QoS 1 to users who are not connected."""
 
@@ -233,11 +236,20 @@ class Clients:
         self.next_snowflake, self.publishers = next_snowflake, publishers
         self.endpoint, self.max_record_bytes, self.vrooms, self.topics = endpoint, max_record_bytes, vrooms, topics
         self.limits = SessionLimits(
-            max_subscriptions=options.max_subscriptions, puback_timeout_s=options.puback_timeout_s
-        )  # fmt: skip
+            max_subscriptions=options.max_subscriptions,
+            puback_timeout_s=options.puback_timeout_s,
+            max_keep_alive_s=options.max_keep_alive_s,
+            max_inflight=options.receive_maximum,
+            max_outbound=options.max_unacknowledged,
+            max_outbound_bytes=options.connection_buffer_bytes,
+            max_topic_aliases=options.topic_aliases,
+        )
         self.slow_consumers = SlowConsumers(now)
         self.rates = PublishRates(_rates(options))
         self.counters = ClientCounters()
+        self.outbound = OutboundCounters()
+        self.malformed_by_reason: Counter[str] = Counter()
+        """Error of a packet → connections of MQTT that ended for it."""
         self.closed_by_reason: Counter[str] = Counter()
         """Reason → connections that ended for it."""
         self._roles, self._through_relays = roles, through_relays
@@ -322,14 +334,30 @@ class Clients:
             raise Overloaded(f"{text}; use another one, or retry in {retry_ms} ms", retry_ms)
 
     def opened(
-        self, connection: ClientSession, uin: int, device: int, device_class: int, login: bool = True, *, name: str = ""
+        self,
+        connection: ClientSession,
+        uin: int,
+        device: int,
+        device_class: int,
+        login: bool = True,
+        *,
+        name: str = "",
+        exact: bool = False,
+        credit: int = 65_535,
     ) -> None:
-        """Register an identified client. `login`: it counts as a login of the user. `name`: of the device."""
+        """Register an identified client. `login`: it counts as a login of the user. `name`: of the device. `exact`, `credit`: as in
+        `gateway.events.Opened`."""
         if not login and not self._through_relays:
             device = 0
         self._connections[connection.id] = connection
         wall_ms = time.time_ns() // 1_000_000
-        self.step(ev.Opened(connection.id, uin, connection.dialect, device, device_class, wall_ms, login, name))
+        self.step(
+            ev.Opened(connection.id, uin, connection.dialect, device, device_class, wall_ms, login, name, exact, credit)
+        )  # fmt: skip
+
+    def retain(self, record: bytes, topic: str, done: Callable[[PixiuError | None], None]) -> None:
+        """Keep a message as the retained one of its topic; `done` is called once, with None if it is kept."""
+        done(None)
 
     def closed(self, connection: Pending, reason: int) -> None:
         """Remove a connection that ended. `reason`: of control.proto."""
@@ -422,6 +450,7 @@ class Clients:
         slow = self.slow_consumers
         return {
             **totals(self.counters),
+            **totals(self.outbound),
             "connections": len(self._connections),
             "connections_pending": self._admission.pending,
             "connections_evicted_total": self._admission.evicted,
@@ -435,6 +464,7 @@ class Clients:
             "connections_behind{grade}": slow.counts(),
             "connections_behind_total{grade}": {grade.value: count for grade, count in slow.entered.items()},
             "connections_closed_total{reason}": dict(self.closed_by_reason),
+            "packets_malformed_total{error}": dict(self.malformed_by_reason),
             "publish_over_rate_dropped_total": self.rates.dropped,
             "publish_over_rate_held_total": self.rates.held,
         }

@@ -20,7 +20,7 @@ from cluster.core.reading_gate import Hold
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.request_limits import MAX_NAMES
 from cluster.mqtt.events import CloseReason
-from cluster.mqtt.server import SessionLimits
+from cluster.mqtt.terms import SessionLimits
 from gateway import events as ev
 from gateway.clients.access import check_stream, foresee_stream, open_user
 from gateway.clients.backlog import BATCH_S, BATCHED_FROM_S, Grade

@@ -1,6 +1,6 @@
 """The MQTT side of a gateway: one asyncio protocol around the session of `cluster.mqtt.server`.
 
-Source: docs/operations.md.
+Source: docs/mqtt.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import random
 import socket
 import ssl
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, LoginSession
 from cluster.core.contract import NEVER
@@ -21,7 +22,8 @@ from cluster.listeners.clients import host_of
 from cluster.mqtt import events as session_events
 from cluster.mqtt.events import CloseReason, Effect
 from cluster.mqtt.mail import Mails
-from cluster.mqtt.packets import ConnackCode, Connect
+from cluster.mqtt.packets import MQTT_5, Connect
+from cluster.mqtt.reason_codes import ReasonCode
 from cluster.mqtt.server import ServerSession
 from cluster.trust.identity import Credentials, Identity
 from gateway import events as ev
@@ -38,7 +40,7 @@ from gateway.mail.run import MailRun
 from gateway.mqtt.publishing import Publishing
 from gateway.mqtt.subscribing import Subscribing
 from pixiu.errors import PixiuError
-from pixiu.ids import UIN, RoomID, device_class_of_name, device_of_name, uin_of_name
+from pixiu.ids import device_class_of_name, device_of_name, uin_of_name
 from pixiu.placement.topics import USER_PREFIX
 
 WRITE_BYTES = 64 << 10
@@ -89,15 +91,16 @@ class MQTTConnection(ClientSession):
         "_transport",
         "_unread",
         "client_id",
+        "dialect",
     )
 
     packets = True
-    dialect = 3
 
     def __init__(self, clients: Clients) -> None:
         super().__init__(clients)
         self.client_id: str | None = None
         """The name among the gateway's clients, once it is connected."""
+        self.dialect = 3
         self._logging_in: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._session: ServerSession | None = None
@@ -145,7 +148,7 @@ class MQTTConnection(ClientSession):
         name = f"pixiu-{self._clients.endpoint:x}-{self.id:x}"
         clients = self._clients
         self._session = ServerSession(
-            clients.now(), name, clients.limits, self._admit, clients.vrooms, clients.topics, self._subscribing.in_vain, self.gate
+            clients.now(), name, clients.limits, self._admit, clients.vrooms, self._subscribing.in_vain, self.gate, clients.outbound
         )
         self._arm()
 
@@ -171,6 +174,7 @@ class MQTTConnection(ClientSession):
         effects = session.receive(data, self._clients.now())
         fruitless = session.subscriptions.fruitless - before
         self._perform(effects)
+        self._write_outgoing()
         if fruitless:
             self._subscribing.pace(fruitless)
         self._hold_memory()
@@ -259,6 +263,7 @@ class MQTTConnection(ClientSession):
             self._write(b"".join(chunks))
             if not self._paused:
                 self._backlog.left()
+        self._write_outgoing()
         if not self._backlog and not self._mail and not self._paused:
             self._clients.slow_consumers.discard(self)
 
@@ -269,6 +274,11 @@ class MQTTConnection(ClientSession):
         self._out.append(data)
         self._out_count += count
 
+    def deliver_each(self, messages: Sequence[ev.Delivery]) -> None:
+        """Take messages to make packets of, for this client alone; they leave at `flush`, or when its window has space."""
+        if self._session is not None:
+            self._perform(self._session.deliver(messages, self._clients.now()))
+
     def flush(self) -> None:
         """Write the answers and deliveries of this turn."""
         if self._published is not None:
@@ -277,8 +287,12 @@ class MQTTConnection(ClientSession):
                 self._perform(self._session.publish_accepted(packet_ids, self._clients.now()))
         if self._answers:
             self._write_answers()
-        if not self._out:
-            return
+        if self._out:
+            self._write_shared()
+        self._write_outgoing()
+
+    def _write_shared(self) -> None:
+        """Write what was delivered as bytes that several clients share, or have it wait."""
         out, count = self._out, self._out_count
         self._out, self._out_count = [], 0
         if self._transport is None:
@@ -306,16 +320,16 @@ class MQTTConnection(ClientSession):
             self._perform(self._session.subscription_confirmed(packet_id, self._clients.now(), codes), soon=True)
 
     @property
-    def subscriptions(self) -> dict[str, RoomID | UIN] | None:
-        """Its filters and their rooms; None: the session is over."""
-        return self._session.subscriptions.rooms if self._session is not None else None
+    def subscriptions(self) -> Collection[str] | None:
+        """Its filters; None: the session is over."""
+        return self._session.subscriptions.filters if self._session is not None else None
 
     def passed(self, size: int) -> None:
         """Note that `size` bytes of QoS 0 that it published are no longer in flight."""
         self._publishing.passed(size)
 
     def replaced(self, moved: bool) -> None:
-        """End the connection because a newer login took its place. MQTT 3.1.1 has no message for it."""
+        """End the connection because a newer login took its place. MQTT 3 has no message for it."""
         if moved:
             self.end(CloseReason.TAKEN_OVER, "the same client connected to another gateway")
         else:
@@ -323,7 +337,7 @@ class MQTTConnection(ClientSession):
 
     def evict(self) -> None:
         """End the connection: too many are not identified, and this is the oldest."""
-        self._refuse()
+        self._admitted(ReasonCode.SERVER_BUSY)
         self.end(CloseReason.EVICTED, "no CONNECT yet, and others needed the place")
 
     def end(self, reason: CloseReason, text: str) -> None:
@@ -350,20 +364,25 @@ class MQTTConnection(ClientSession):
             self._clients.deliveries.flush_soon(self)
         self._published.append(packet_id)
 
+    def refused(self, packet_id: int, code: ReasonCode, text: str) -> None:
+        """Answer a message of QoS 1 or 2 that is refused, after those before it."""
+        if self._session is not None:
+            self._perform(self._session.publish_refused(packet_id, code, text, self._clients.now()), soon=True)
+
     # Inside.
 
-    def _admit(self, connect: Connect) -> ConnackCode | None:
+    def _admit(self, connect: Connect) -> ReasonCode | None:
         try:
             self._clients.admit(self)
-        except PixiuError:
+        except PixiuError as error:
             # Until its refusal leaves the connection counts as not connected.
             if self._timer is not None:
                 self._timer.cancel()
-            self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self._refuse)
+            self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self._admitted, code_of(error))
             return None
-        return ConnackCode.ACCEPTED if self._clients.guard is None else self._log_in(self._clients.guard, connect)
+        return ReasonCode.SUCCESS if self._clients.guard is None else self._log_in(self._clients.guard, connect)
 
-    def _log_in(self, guard: LoginGuard, connect: Connect) -> ConnackCode | None:
+    def _log_in(self, guard: LoginGuard, connect: Connect) -> ReasonCode | None:
         """Ask the guard. Returns None if it answers later."""
         assert self._transport is not None
         address = host_of(self._transport)
@@ -379,10 +398,10 @@ class MQTTConnection(ClientSession):
             self.access = open_user(guard, identity, address, connect.client_id, self._login_over)
         except PixiuError as error:
             return code_of(error)
-        return ConnackCode.ACCEPTED
+        return ReasonCode.SUCCESS
 
     async def _log_in_later(self, guard: LoginGuard, credentials: Credentials, identity: Identity | None) -> None:
-        code = ConnackCode.ACCEPTED
+        code = ReasonCode.SUCCESS
         try:
             if identity is None:
                 identity = await guard.check(credentials)
@@ -395,18 +414,15 @@ class MQTTConnection(ClientSession):
             code = code_of(error)
         self._admitted(code)
 
-    def _admitted(self, code: ConnackCode) -> None:
+    def _admitted(self, code: ReasonCode) -> None:
         if self._session is not None:
             self._perform(self._session.admitted(code, self._clients.now()))
-
-    def _refuse(self) -> None:
-        self._admitted(ConnackCode.SERVER_UNAVAILABLE)
 
     def _login_over(self, text: str) -> None:
         self.end(CloseReason.LOGIN_OVER, text)
 
     def _rules_changed(self) -> None:
-        """End the connection if the client lost a right that it uses: MQTT 3.1.1 cannot revoke a subscription."""
+        """End the connection if the client lost a right that it uses: MQTT cannot revoke a subscription."""
         if not self._subscribing.is_allowed():
             self.end(CloseReason.NOT_ALLOWED, "the rules have changed for what it subscribed to")
 
@@ -447,6 +463,8 @@ class MQTTConnection(ClientSession):
             self._send_mail(effect)
         elif isinstance(effect, session_events.PacketsAcknowledged):
             self._clients.step(ev.PacketsAcknowledged(self.id, effect.packet_ids))
+        elif isinstance(effect, session_events.SharedAcknowledged):
+            self._clients.step(ev.SharedAcknowledged(self.id, effect.numbers))
         elif isinstance(effect, session_events.Connected):
             self._connected(effect)
         elif isinstance(effect, session_events.DropMessages):
@@ -518,15 +536,27 @@ class MQTTConnection(ClientSession):
         if self._answer_bytes > MAX_ANSWER_BYTES:
             self.end(CloseReason.SLOW_CONSUMER, SLOW)
 
+    def _write_outgoing(self) -> None:
+        """Make and write packets of the messages that are for this client alone, as far as it takes them: after those before them
+        that several clients share."""
+        while (session := self._session) is not None and session.has_outgoing and not self._paused and not self._backlog:
+            if self._transport is None:
+                return
+            data = session.outgoing(WRITE_BYTES, self._clients.now(), time.time_ns() // 1_000_000)
+            if data:
+                self._write(data)
+
     def _write(self, data: bytes) -> None:
         # asyncio would log every write to a peer that is gone.
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def _connected(self, effect: session_events.Connected) -> None:
+        connect, terms = effect.connect, effect.terms
         self.client_id = effect.client_id
+        self.dialect = 5 if terms.dialect is MQTT_5 else 3
         if self.access is None:
-            self.uin = uin_of_name(effect.user_name or effect.client_id)
+            self.uin = uin_of_name(connect.user_name or effect.client_id)
         else:
             self.uin = self.access.identity.uin
             self.access.rules_changed = self._rules_changed
@@ -535,7 +565,10 @@ class MQTTConnection(ClientSession):
         self._publishing.earlier = self._clients.client_ids.take_over(self.client_id, self)
         device_class, named, _ = effect.client_id.partition(":")
         class_number = device_class_of_name(device_class) if named else 0
-        self._clients.opened(self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id)
+        self._clients.opened(
+            self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id, exact=terms.limited,
+            credit=terms.receive_maximum,
+        )  # fmt: skip
 
     def _send_mail(self, effect: session_events.SendMail) -> None:
         if self._mail.put([(packet, 1) for packet in effect.packets], anew=effect.anew):
@@ -550,6 +583,8 @@ class MQTTConnection(ClientSession):
 
     def _closed(self, effect: session_events.Close) -> None:
         self._clients.closed_by_reason[effect.reason.value] += 1
+        if effect.malformed is not None:
+            self._clients.malformed_by_reason[effect.malformed.name.lower()] += 1
         self._session = None
         self.joins.has_now(0)
         self._write_answers()

@@ -1,29 +1,33 @@
 """Publishing of one MQTT client: IDs and records, rates, and messages of QoS 1 until the brokers have them.
 
-Source: docs/operations.md.
+Source: docs/mqtt.md, "Publishing".
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from cluster.access.login_guard import LoginSession
 from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.mqtt.events import CloseReason
 from cluster.mqtt.packets import Publish
+from cluster.mqtt.properties_in_records import extension_for, lifetime_min_of, origin_of
+from cluster.mqtt.reason_codes import ReasonCode
 from gateway import events as ev
 from gateway.clients.access import may_publish, pay
 from gateway.clients.clients import Clients
 from gateway.clients.join_share import JoinRate
 from gateway.clients.join_steps import JoinSteps
 from gateway.events import Confirmable
-from pixiu.errors import Draining, Dropped, LocalError, Offline, Overloaded, PixiuError, Unavailable
-from pixiu.ids import UIN, RoomID, SnowflakeID
+from pixiu.errors import Draining, Dropped, LocalError, Offline, Overloaded, PixiuError, RecordTooLarge, Unavailable
+from pixiu.ids import SnowflakeID
 from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX
 from pixiu.wire.record import Flag, Kind, encode, with_topic
 
@@ -34,6 +38,9 @@ MAX_CLIENT_BYTES: Final = 1 << 20
 RETRY_S: Final = 0.1
 MAX_RETRY_S: Final = 5.0
 """First and last pause before a message that was lost, or refused for now, is sent again, seconds; it doubles, less jitter."""
+NOT_ALLOWED: Final = "the client may not publish this"
+LOST: Final = "the brokers that had it were lost, and a later message to the room was accepted"
+OFFLINE: Final = "the user is not connected"
 MAX_ROOMS: Final = 4096
 """Rooms for which the last accepted message of a client is known; beyond it nothing older is sent again."""
 
@@ -44,14 +51,16 @@ class MQTTClient(Protocol):
     id: int
     uin: int
     client_id: str | None
+    dialect: int
+    """3: MQTT 3.1 or 3.1.1, 5: MQTT 5."""
     access: LoginSession | None
     gate: ReadingGate
     joins: JoinRate
     steps: JoinSteps
 
     @property
-    def subscriptions(self) -> dict[str, RoomID | UIN] | None:
-        """Its filters and their rooms; None: its session is over."""
+    def subscriptions(self) -> Collection[str] | None:
+        """Its filters; None: its session is over."""
 
     @property
     def is_open(self) -> bool:
@@ -61,7 +70,10 @@ class MQTTClient(Protocol):
         """Do not read from the client for a time."""
 
     def published(self, packet_id: int) -> None:
-        """Acknowledge a message of QoS 1 that is done."""
+        """Acknowledge a message of QoS 1 or 2 that is done."""
+
+    def refused(self, packet_id: int, code: ReasonCode, text: str) -> None:
+        """Answer a message of QoS 1 or 2 that is refused; in MQTT 3 as if it were done."""
 
     def subscribed(self, packet_id: int, codes: Sequence[int]) -> None:
         """Answer a SUBSCRIBE."""
@@ -82,6 +94,7 @@ class Publishing:
         "_number",
         "_plain",
         "_queue",
+        "_retaining",
         "_sent",
         "_under_way",
         "earlier",
@@ -108,6 +121,8 @@ class Publishing:
         """Room or user → number of messages in flight, and the highest message number among them (or of one that is sent again)."""
         self._never_again = 0
         """Messages up to this number are not sent again."""
+        self._retaining: dict[int, tuple[ReasonCode, str] | None] | None = None
+        """Packet ID → what becomes of the message once its retained copy is kept; None: its publication is not done either."""
         self.unacknowledged: dict[int, SnowflakeID] = {}
         """Packet ID → message ID, of messages of QoS 1 that wait for the brokers."""
         self.earlier: dict[int, SnowflakeID] = {}
@@ -127,13 +142,18 @@ class Publishing:
                 snowflake = self._snowflake(message)
                 record = self._encode(key, message, snowflake)
             except PixiuError as error:
-                # No worker number now, or too large: an acknowledgement would be false, and MQTT 3.1.1 cannot refuse
-                # [MQTT-3.3.5-2].
+                # No worker number now, or too large: an acknowledgement would be false, and MQTT 3 cannot refuse [MQTT-3.3.5-2].
                 clients.counters.unroutable += 1
-                if message.qos:
+                if message.qos and client.dialect < 5:
                     refusal = str(error)
                     break
+                if message.qos:
+                    large = isinstance(error, RecordTooLarge)
+                    code = ReasonCode.QUOTA_EXCEEDED if large else ReasonCode.IMPLEMENTATION_SPECIFIC
+                    client.refused(message.packet_id, code, str(error))
                 continue
+            if message.retain and not message.topic.startswith(USER_PREFIX):
+                self._retain(message, record)
             if not message.qos:
                 plain.append((key, record))
                 continue
@@ -156,6 +176,29 @@ class Publishing:
         if refusal:  # last: earlier messages are in flight
             client.end(CloseReason.PUBLISH_REFUSED, refusal)
 
+    def _retain(self, message: Publish, record: bytes) -> None:
+        """Have a message kept for later subscribers; one of QoS 1 or 2 is not acknowledged before it is."""
+        if message.qos:
+            if self._retaining is None:
+                self._retaining = {}
+            self._retaining[message.packet_id] = None
+        self._clients.retain(record, message.topic, partial(self._retained, message.packet_id))
+
+    def _retained(self, packet_id: int, error: PixiuError | None) -> None:
+        """Handle the outcome of a retained copy."""
+        if error is not None:
+            self._clients.counters.retained_refused += 1
+        if not packet_id or self._retaining is None or packet_id not in self._retaining or not self._client.is_open:
+            return
+        outcome = self._retaining.pop(packet_id)
+        if error is not None and self._client.dialect < 5 and isinstance(error, Overloaded | Unavailable | Draining):
+            self._client.end(CloseReason.PUBLISH_REFUSED, str(error))  # the client sends it again when it is back
+        elif error is not None:
+            self.unacknowledged.pop(packet_id, None)
+            self._client.refused(packet_id, ReasonCode.QUOTA_EXCEEDED, str(error))
+        elif outcome is not None:
+            self._answer(packet_id, *outcome)
+
     def passed(self, size: int) -> None:
         """Note that `size` bytes of QoS 0 are with the proxies, or lost."""
         self._plain -= size
@@ -171,8 +214,8 @@ class Publishing:
             gate.release(Hold.PUBLISHING, self._clients.now())
 
     def _allowed(self, messages: Sequence[tuple[int, Publish]], access: LoginSession) -> list[tuple[int, Publish]]:
-        """Return the messages that the client may publish. The others are dropped; at QoS 1 that ends the session, because MQTT
-        cannot refuse. The client is charged for all."""
+        """Return the messages that the client may publish. The others are dropped, or refused; at QoS 1 and 2 that ends the session
+        of a client of MQTT 3, which cannot refuse. The client is charged for all."""
         self._client.hold(Hold.QUOTA, pay(access, messages))
         passed: list[tuple[int, Publish]] = []
         for key, message in messages:
@@ -180,11 +223,13 @@ class Publishing:
                 passed.append((key, message))
             elif access.over:  # the end that says why is on its way; the client sends again what is not acknowledged
                 return passed
-            elif message.qos:
-                self._client.end(CloseReason.NOT_ALLOWED, "the client may not publish this")
+            elif message.qos and self._client.dialect < 5:
+                self._client.end(CloseReason.NOT_ALLOWED, NOT_ALLOWED)
                 return passed
             else:
                 self._clients.counters.denied += 1
+                if message.qos:
+                    self._client.refused(message.packet_id, ReasonCode.NOT_AUTHORISED, NOT_ALLOWED)
         return passed
 
     def _within_rates(self, messages: Sequence[tuple[int, Publish]]) -> list[tuple[int, Publish]]:
@@ -204,12 +249,23 @@ class Publishing:
 
     def _encode(self, key: int, message: Publish, snowflake: SnowflakeID) -> bytes:
         sender, limit = self._client.uin, self._clients.max_record_bytes
+        origin = origin_of(message.qos, retain=message.retain)
+        extension, lifetime = b"", 0
+        if message.properties is not None:
+            extension = extension_for(message.properties, time.time_ns() // 1_000_000)
+            lifetime = lifetime_min_of(message.properties)
         if message.topic.startswith(USER_PREFIX):
-            return encode(Kind.CHAT, key, message.payload, snowflake, sender=sender, limit=limit)
+            return encode(
+                Kind.CHAT, key, message.payload, snowflake, sender=sender, limit=limit, origin=origin, extension=extension,
+                lifetime_min=lifetime,
+            )  # fmt: skip
         free = not message.topic.startswith(ROOM_PREFIX)
         body = with_topic(message.topic, message.payload) if free else message.payload
         flags = Flag.TO_ROOM | Flag.TOPIC if free else Flag.TO_ROOM
-        return encode(Kind.ROOM, key, body, snowflake, sender=sender, flags=flags, limit=limit)
+        return encode(
+            Kind.ROOM, key, body, snowflake, sender=sender, flags=flags, limit=limit, origin=origin, extension=extension,
+            lifetime_min=lifetime,
+        )  # fmt: skip
 
     def _snowflake(self, message: Publish) -> SnowflakeID:
         """Return a message's ID; one that is sent again after a reconnect, with DUP, keeps its ID."""
@@ -235,7 +291,7 @@ class Publishing:
                 self._queue.popleft()
                 self.waiting_bytes -= size
                 self._clients.counters.unroutable += 1
-                self._done(message)
+                self._done(message, ReasonCode.UNSPECIFIED, LOST)
                 continue
             count, latest = self._sent.get(message.key, (0, 0))
             if message.number < latest:
@@ -273,7 +329,7 @@ class Publishing:
         """Handle the outcome of a QoS 1 message: accepted, lost, or refused.
 
         A lost message, or one refused for now, is sent again with the same ID while no later message of this client to the room was
-        accepted; an older one is acknowledged and counted, because sending it again would break the order.
+        accepted; an older one is refused (in MQTT 3 acknowledged) and counted, because sending it again would break the order.
         """
         self._under_way -= len(message.record)
         count, latest = self._sent.pop(message.key)
@@ -282,6 +338,7 @@ class Publishing:
         client, counters = self._client, self._clients.counters
         if not client.is_open:
             return
+        code, text = ReasonCode.SUCCESS, ""
         self._clients.hurry()
         if error is None:
             if len(self._accepted) >= MAX_ROOMS:
@@ -291,6 +348,7 @@ class Publishing:
         elif isinstance(error, Offline):
             # MQTT has no message for it, and closing the connection would make the client send it again.
             counters.chat_offline += 1
+            code, text = ReasonCode.NO_MATCHING_SUBSCRIBERS, OFFLINE
         elif self._may_go_again(message, error):
             pause_s = min(RETRY_S * 2**message.attempts, MAX_RETRY_S) * random.uniform(0.5, 1.0)
             if isinstance(error, Overloaded) and error.retry_after_ms:
@@ -299,19 +357,31 @@ class Publishing:
             return
         elif isinstance(error, LocalError):
             counters.unroutable += 1
-            client.end(CloseReason.PUBLISH_REFUSED, str(error))
-            return
+            if client.dialect < 5:
+                client.end(CloseReason.PUBLISH_REFUSED, str(error))
+                return
+            code, text = ReasonCode.IMPLEMENTATION_SPECIFIC, str(error)
         else:
             counters.unroutable += 1
-        self._done(message)
+            code, text = ReasonCode.UNSPECIFIED, LOST if isinstance(error, Dropped) else str(error)
+        self._done(message, code, text)
         if self._queue and client.is_open:
             self._send_on()
 
-    def _done(self, message: Confirmable) -> None:
-        self.unacknowledged.pop(message.packet_id, None)
+    def _done(self, message: Confirmable, code: ReasonCode = ReasonCode.SUCCESS, text: str = "") -> None:
+        if self._retaining is not None and message.packet_id in self._retaining:
+            self._retaining[message.packet_id] = code, text
+            return
+        self._answer(message.packet_id, code, text)
+
+    def _answer(self, packet_id: int, code: ReasonCode, text: str) -> None:
+        self.unacknowledged.pop(packet_id, None)
         if not self.unacknowledged:
             self._accepted.clear()  # nothing older remains that could be sent again
-        self._client.published(message.packet_id)
+        if code:
+            self._client.refused(packet_id, code, text)
+        else:
+            self._client.published(packet_id)
 
     def _is_late(self, message: Confirmable) -> bool:
         """True if a later message of this client to the room was accepted."""

@@ -1,4 +1,4 @@
-"""Subscriptions of one MQTT client: joins in steps, the codes of its SUBACKs, leaves, and their rate.
+"""Subscriptions of one MQTT client: joins in steps, the reason codes of its SUBACKs, leaves, and their rate.
 
 Source: docs/architecture.md, "The gateway's edge".
 """
@@ -12,12 +12,12 @@ from typing import Final
 
 from cluster.core.reading_gate import Hold
 from cluster.mqtt.events import SubscribeFilters, UnsubscribeFilters
-from cluster.mqtt.packets import SUBACK_FAILURE
+from cluster.mqtt.reason_codes import ReasonCode
 from gateway import events as ev
 from gateway.clients.access import foresee_subscribe, may_read_mail, may_subscribe
 from gateway.clients.clients import Clients
 from gateway.mqtt.publishing import MQTTClient
-from pixiu.placement.topics import USER_PREFIX
+from pixiu.placement.topics import USER_PREFIX, user_of_topic
 
 JOINS_A_STEP: Final = 32
 """Filters of a SUBSCRIBE that are joined at a time."""
@@ -32,7 +32,8 @@ class Subscribing:
         self._client, self._clients = client, clients
         self._takes_mail = False
         self._codes: dict[int, dict[str, tuple[int, bool]]] = {}
-        """Packet ID of a SUBSCRIBE → for each filter its SUBACK code, and whether it is the user's own; as many as the session lets wait."""
+        """Packet ID of a SUBSCRIBE → for each filter its reason code, and whether it is the user's own; as many as the session lets
+        wait."""
 
     def wait_s(self, filters: int) -> float | None:
         """Take the client's turn among those that join much. Returns the seconds to wait; None: too many wait, or join in all."""
@@ -41,7 +42,11 @@ class Subscribing:
     def must_ask(self, effect: SubscribeFilters) -> bool:
         """True if a callback must be asked before the client may subscribe."""
         access = self._client.access
-        return access is not None and access.asks and foresee_subscribe(access, self._client.uin, effect.filters)
+        return (
+            access is not None
+            and access.asks
+            and foresee_subscribe(access, self._client.uin, [wanted.filter for wanted in effect.filters])
+        )
 
     def in_vain(self, filters: int) -> bool:
         """True if this number of filters would be refused."""
@@ -54,7 +59,7 @@ class Subscribing:
 
     def refuse(self, effect: SubscribeFilters) -> None:
         """Refuse these filters because too many wait already; the client may retry later."""
-        self._codes[effect.packet_id] = {name: (SUBACK_FAILURE, False) for name, _ in effect.filters}
+        self._codes[effect.packet_id] = {wanted.filter: (ReasonCode.QUOTA_EXCEEDED, False) for wanted in effect.filters}
         self._hold_refused()
         self.answer(ev.Answer(self._client.id, effect.packet_id, True))
 
@@ -67,7 +72,7 @@ class Subscribing:
 
     def unsubscribe(self, effect: UnsubscribeFilters) -> None:
         """Leave rooms, topics, and the messages to the user."""
-        filters = [name for name, _ in effect.filters if not name.startswith(USER_PREFIX)]
+        filters = [name for name in effect.filters if not name.startswith(USER_PREFIX)]
         user = len(filters) < len(effect.filters)
         self._clients.step(ev.Leave(self._client.id, filters, user, user and self._takes_mail))
         self._takes_mail = self._takes_mail and not user
@@ -93,7 +98,7 @@ class Subscribing:
         codes = []
         for name, (code, user) in found.items():
             refused = whole.user_refused if user else name in whole.refused
-            codes.append(SUBACK_FAILURE if refused else code)
+            codes.append(ReasonCode.QUOTA_EXCEEDED if refused else code)
         if whole.user_refused:
             self._takes_mail = False
         self._client.subscribed(whole.request, codes)
@@ -101,7 +106,7 @@ class Subscribing:
     def is_allowed(self) -> bool:
         """True if the rules allow everything that the client has subscribed to."""
         client = self._client
-        allowed = all(may_subscribe(client.access, number, name) for name, number in (client.subscriptions or {}).items())
+        allowed = all(may_subscribe(client.access, name) for name in client.subscriptions or ())
         return allowed and (not self._takes_mail or may_read_mail(client.access, client.uin))
 
     def _hold_refused(self) -> None:
@@ -117,19 +122,20 @@ class Subscribing:
             self._clients.paced.later(partial(self._join, effect, steps, step + 1))
         channels: list[ev.Wanted] = []
         chat = mail = False
-        for name, number in effect.filters[first : first + JOINS_A_STEP]:
-            if not may_subscribe(client.access, number, name):
-                codes[name] = (SUBACK_FAILURE, False)
+        for wanted in effect.filters[first : first + JOINS_A_STEP]:
+            name = wanted.filter
+            if not may_subscribe(client.access, name):
+                codes[name] = (ReasonCode.NOT_AUTHORISED, False)
             elif not name.startswith(USER_PREFIX):
-                codes[name] = (0, False)
+                codes[name] = (wanted.qos, False)
                 if name in there:  # a filter that the client has left since is not joined, but still answered
-                    channels.append(ev.Wanted(name))
-            elif number == client.uin and self._clients.serves_users:
+                    channels.append(wanted)
+            elif user_of_topic(name) == client.uin and self._clients.serves_users:
                 chat = True
                 mail = name in effect.mail and self._clients.serves_mail and may_read_mail(client.access, client.uin)
                 codes[name] = (int(mail), True)
             else:
-                codes[name] = (SUBACK_FAILURE, False)
+                codes[name] = (ReasonCode.NOT_AUTHORISED, False)
         if chat and self._takes_mail and not mail:
             self._clients.step(ev.Leave(client.id, [], False, True))
         self._takes_mail = mail if chat else self._takes_mail

@@ -30,7 +30,9 @@ from cluster.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from cluster.mqtt.server import UNSUPPORTED_VERSION, ServerSession, SessionLimits, State
+from cluster.mqtt.server import ServerSession
+from cluster.mqtt.states import State
+from cluster.mqtt.terms import SessionLimits
 from tests.support.corpus import Seed, seeds
 from tests.support.effort import runs
 

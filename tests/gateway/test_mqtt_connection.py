@@ -10,7 +10,7 @@ import pytest
 from cluster.mqtt import codec
 from cluster.mqtt.events import CloseReason
 from cluster.mqtt.packets import Pingresp, Puback, Publish, Suback, Subscribe, Unsubscribe
-from cluster.mqtt.server import SessionLimits
+from cluster.mqtt.terms import SessionLimits
 from gateway import events as ev
 from gateway.mqtt.connection import MAX_ANSWER_BYTES, SLOW_READ_BYTES_PER_S
 from gateway.options import Options

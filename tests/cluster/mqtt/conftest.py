@@ -21,7 +21,8 @@ from cluster.mqtt.events import (
     UnsubscribeFilters,
 )
 from cluster.mqtt.packets import ConnackCode, Connect
-from cluster.mqtt.server import ServerSession, SessionLimits, accept_all
+from cluster.mqtt.server import ServerSession, accept_all
+from cluster.mqtt.terms import SessionLimits
 from pixiu.ids import RoomID
 
 

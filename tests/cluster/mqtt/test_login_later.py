@@ -8,7 +8,9 @@ from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.mqtt import codec
 from cluster.mqtt.events import Close, CloseReason, Connected, PublishMessages, Send
 from cluster.mqtt.packets import Connack, ConnackCode, Connect, Publish
-from cluster.mqtt.server import ServerSession, SessionLimits, State
+from cluster.mqtt.server import ServerSession
+from cluster.mqtt.states import State
+from cluster.mqtt.terms import SessionLimits
 
 CONNECT = codec.encode(Connect("c", user_name="7"))
 PUBLISH = codec.encode(Publish("room/42", b"x"))

@@ -16,7 +16,9 @@ from cluster.mqtt.events import (
 )
 from cluster.mqtt.mail import SEQS, Mails, Unacknowledged, lane_of, packet_id_of, seq_from
 from cluster.mqtt.packets import MAX_PACKET_ID, Connect, Packet, Puback, Publish, Side, Subscribe
-from cluster.mqtt.server import ServerSession, SessionLimits, State
+from cluster.mqtt.server import ServerSession
+from cluster.mqtt.states import State
+from cluster.mqtt.terms import SessionLimits
 from pixiu.ids import UIN, RoomID
 
 TOPIC = "user/7"

@@ -40,7 +40,9 @@ from cluster.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from cluster.mqtt.server import TABLE, Event, ServerSession, SessionLimits, State
+from cluster.mqtt.server import TABLE, ServerSession
+from cluster.mqtt.states import Event, State
+from cluster.mqtt.terms import SessionLimits
 from pixiu.errors import ConfigurationError
 from pixiu.ids import UIN, RoomID, topic_room
 from pixiu.placement.big_rooms import VRooms
