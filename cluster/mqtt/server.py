@@ -48,7 +48,7 @@ from cluster.mqtt.events import (
 )
 from cluster.mqtt.inbound import ALIAS, EARLY_PUBREL, IN_USE, Aliases, Begun, Inbound
 from cluster.mqtt.mail import Mails
-from cluster.mqtt.outbound import OutboundCounters, Outgoing, Sending, disconnect, pubrel
+from cluster.mqtt.outbound import Delivery, OutboundCounters, Sending, disconnect, pubrel
 from cluster.mqtt.packets import (
     MQTT_3_1,
     MQTT_3_1_1,

@@ -218,6 +218,9 @@ class MailBook:
             return
         for first, count in consecutive(event.packet_ids):
             lane = lane_of(first)
+            if lane >= INBOX_LANES:
+                self.counters.acknowledgements_unknown += count
+                continue
             for index in range(count):
                 seq = recipient.lanes[lane].seq_of(first + index)
                 if seq:

@@ -82,14 +82,14 @@ def test_a_marker_of_what_the_inbox_dropped_releases_what_waits_below_it() -> No
 
 
 def test_packet_identifiers_name_what_waits() -> None:
-    lane = lane_with(16_380)
-    for seq in range(16_381, 16_400):
+    lane = lane_with(4_092)
+    for seq in range(4_093, 4_112):
         lane.write(seq)
-    assert lane.seq_of(1 << 14 | 16_380 + 1) == 16_380
-    assert lane.seq_of(1 << 14 | 1) == 16_383
-    assert lane.seq_of(1 << 14 | 17) == 16_399
-    assert lane.seq_of(1 << 14 | 18) == 0, "16,400 was not written"
-    assert lane.seq_of(1 << 14) == 0, "the identifier of no InboxSeq"
+    assert lane.seq_of(1 << 12 | 4_092 + 1) == 4_092
+    assert lane.seq_of(1 << 12 | 1) == 4_095
+    assert lane.seq_of(1 << 12 | 17) == 4_111
+    assert lane.seq_of(1 << 12 | 18) == 0, "4,112 was not written"
+    assert lane.seq_of(1 << 12) == 0, "the identifier of no InboxSeq"
 
 
 def test_a_run_is_written_as_far_as_its_entries_are_one_by_one() -> None:

@@ -139,8 +139,8 @@ async def test_mail_waits_for_an_mqtt_client_that_does_not_read_and_none_of_it_i
     transport.most = 1 << 30
     connection.resume_writing()
     got = packets(transport.data)
-    assert [packet.packet_id for packet in got] == [1 << 14 | seq + 1 for seq in range(1, 129)]
-    assert [packet.packet_id for packet in got if packet.dup] == [1 << 14 | 4]
+    assert [packet.packet_id for packet in got] == [1 << 12 | seq + 1 for seq in range(1, 129)]
+    assert [packet.packet_id for packet in got if packet.dup] == [1 << 12 | 4]
     assert {(packet.topic, packet.qos, packet.payload) for packet in got} == {("user/7", 1, bytes(1000))}
     assert world.closed_for == []
 

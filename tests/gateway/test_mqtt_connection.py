@@ -64,7 +64,7 @@ async def test_what_is_refused_is_said_in_the_suback() -> None:
     world.clients.answer(ev.Answer(join.connection, 5, True, frozenset({"room/43"})))
     world.clients.deliveries.flush()
     assert [packet.codes for packet in wire.packets() if isinstance(packet, Suback)] == [(0, 0x80, 0x80)]
-    assert set(connection._session.subscriptions.rooms if connection._session else ()) == {"room/42"}
+    assert set(connection._session.subscriptions.filters if connection._session else ()) == {"room/42"}
 
 
 async def test_a_closing_connection_is_not_written_to() -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cluster.core.reading_gate import ReadingGate
+from cluster.mqtt.reason_codes import ReasonCode
 from gateway.events import Confirmable
 from gateway.mqtt.publishing import Publishing
 from pixiu.errors import Dropped
@@ -17,14 +18,18 @@ ROOM = 42
 class Client:
     """An MQTT client whose messages are on their way."""
 
-    id, uin, client_id, access, is_open = 1, 7, "c", None, True
+    id, uin, client_id, access, is_open, dialect = 1, 7, "c", None, True, 5
 
     def __init__(self) -> None:
         self.acknowledged: list[int] = []
+        self.lost: dict[int, ReasonCode] = {}
         self.gate = ReadingGate()
 
     def published(self, packet_id: int) -> None:
         self.acknowledged.append(packet_id)
+
+    def refused(self, packet_id: int, code: ReasonCode, text: str) -> None:
+        self.lost[packet_id] = code
 
 
 def sending(client: Client, *keys: int) -> tuple[Publishing, list[Confirmable]]:
@@ -47,7 +52,7 @@ def test_a_message_is_not_sent_again_after_a_later_one_was_accepted() -> None:
     publishing, (older, newer) = sending(client, ROOM, ROOM)
     publishing._resolved(newer, None)
     publishing._resolved(older, Dropped("lost"))
-    assert client.acknowledged == [2, 1]
+    assert (client.acknowledged, client.lost) == ([2], {1: ReasonCode.UNSPECIFIED})
     assert not publishing._again
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from cluster.core.contract import NEVER
 from cluster.core.reading_gate import ReadingGate
-from cluster.mqtt import codec
 from cluster.mqtt.events import (
     Close,
     CloseReason,
@@ -20,10 +19,13 @@ from cluster.mqtt.events import (
     SubscribeFilters,
     UnsubscribeFilters,
 )
-from cluster.mqtt.packets import ConnackCode, Connect
+from cluster.mqtt.outbound import Delivery
+from cluster.mqtt.packets import Connect
+from cluster.mqtt.reason_codes import ReasonCode
 from cluster.mqtt.server import ServerSession, accept_all
 from cluster.mqtt.terms import SessionLimits
 from pixiu.ids import RoomID
+from pixiu.wire.record import Flag, Kind, encode, with_topic
 
 
 class Hub:
@@ -32,9 +34,10 @@ class Hub:
     def __init__(self) -> None:
         self.port = 0
         self.limits = SessionLimits()
-        self.admit: Callable[[Connect], ConnackCode] = accept_all
+        self.admit: Callable[[Connect], ReasonCode] = accept_all
         self.connections: list[HubConnection] = []
-        self.members: dict[str, list[HubConnection]] = {}
+        self.members: dict[str, dict[HubConnection, int]] = {}
+        """Filter → connections and the QoS that they were granted."""
         self.connected: list[Connected] = []
         self.closed: list[CloseReason] = []
         self.confirm = True
@@ -80,15 +83,13 @@ class HubConnection(asyncio.Protocol):
                 case Connected():
                     self._hub.connected.append(effect)
                 case SubscribeFilters(packet_id, filters):
-                    for name, _ in filters:
-                        members = self._hub.members.setdefault(name, [])
-                        if self not in members:
-                            members.append(self)
+                    for wanted in filters:
+                        self._hub.members.setdefault(wanted.filter, {})[self] = wanted.qos
                     if self._hub.confirm:
                         self.perform(self.session.subscription_confirmed(packet_id, self._loop.time()))
                 case UnsubscribeFilters(filters):
-                    for name, _ in filters:
-                        self._hub.members[name].remove(self)
+                    for name in filters:
+                        self._hub.members[name].pop(self, None)
                 case PublishMessages(messages):
                     self._publish(effect)
                     accepted = [message.packet_id for _, message in messages if message.qos]
@@ -97,19 +98,25 @@ class HubConnection(asyncio.Protocol):
                 case Close(reason):
                     self._hub.closed.append(reason)
                     for members in self._hub.members.values():
-                        if self in members:
-                            members.remove(self)
+                        members.pop(self, None)
                     self.transport.close()
+        self.send_on()
         self._arm()
+
+    def send_on(self) -> None:
+        """Write what may leave."""
+        while self.transport is not None and self.session.has_outgoing:
+            self.transport.write(self.session.outgoing(65536, self._loop.time(), 0))
 
     def _publish(self, effect: PublishMessages) -> None:
         for room, message in effect.messages:
             assert isinstance(room, int)
             assert RoomID(room) == room
-            body = codec.topic_prefix(message.topic) + message.payload
-            for member in self._hub.members.get(message.topic, ()):
-                assert member.transport is not None
-                member.transport.write(codec.publish_qos0(body))
+            body = with_topic(message.topic, message.payload)
+            record = encode(Kind.ROOM, room, body, 1, flags=Flag.TO_ROOM | Flag.TOPIC)
+            for member, granted in self._hub.members.get(message.topic, {}).items():
+                delivery = Delivery(record, message.topic.encode(), min(message.qos, granted), False)
+                member.perform(member.session.deliver([delivery], self._loop.time()))
 
     def _arm(self) -> None:
         if self._timer is not None:

@@ -1,11 +1,13 @@
-"""Every malformed packet is refused, and for its own reason. The names are the normative statements of MQTT 3.1.1."""
+"""Every malformed packet is refused, and for its own reason. The names are the normative statements of MQTT 3.1.1 and 5."""
 
 from __future__ import annotations
 
 import pytest
 
 from cluster.mqtt import codec
-from cluster.mqtt.packets import Connect, MalformedPacket, Publish, Reason, Side
+from cluster.mqtt.events import MALFORMED_CODES
+from cluster.mqtt.packets import MQTT_3_1_1, MQTT_5, Connect, Dialect, MalformedPacket, Publish, Reason, Side
+from cluster.mqtt.reason_codes import ReasonCode
 
 CONNECT = codec.encode(Connect("c"))
 CONNACK = b"\x20\x02\x00\x00"
@@ -104,6 +106,50 @@ SERVER_CASES: list[tuple[str, bytes, Reason]] = [
     ("a packet above the maximum", b"\x30\xff\x7f", Reason.PACKET_TOO_LARGE),
 ]  # fmt: skip
 
+
+def connect5(properties: bytes, payload: bytes = b"\x00\x01c", flags: int = 2) -> bytes:
+    body = b"\x00\x04MQTT\x05" + bytes([flags, 0, 60]) + properties + payload
+    return bytes([0x10, len(body)]) + body
+
+
+FIVE_CASES: list[tuple[str, bytes, Reason]] = [
+    ("2.1.3 flags of AUTH", b"\xf1\x00", Reason.RESERVED_FLAGS),
+    ("1.5.5 a length of properties of five bytes", packet(0x30, b"\x00\x01a\xff\xff\xff\xff\x01"), Reason.VARIABLE_INTEGER),
+    ("2.2.2.2 a property that does not exist", packet(0x30, b"\x00\x01a\x02\x7f\x00"), Reason.PROPERTY_NOT_ALLOWED),
+    ("2.2.2.2 a property of another packet", packet(0x30, b"\x00\x01a\x02\x17\x00"), Reason.PROPERTY_NOT_ALLOWED),
+    ("3.3.2.3 a property twice", packet(0x30, b"\x00\x01a\x04\x01\x00\x01\x00"), Reason.PROPERTY_TWICE),
+    ("3.3.2.3.2 payload format 2", packet(0x30, b"\x00\x01a\x02\x01\x02"), Reason.PROPERTY_VALUE),
+    ("MQTT-3.3.2-8 topic alias 0", packet(0x30, b"\x00\x01a\x03\x23\x00\x00"), Reason.TOPIC_ALIAS_ZERO),
+    ("MQTT-3.3.2-14 a response topic with a wildcard", packet(0x30, b"\x00\x01a\x05\x08\x00\x02a#"), Reason.RESPONSE_TOPIC),
+    ("MQTT-3.3.4-6 a client's subscription identifier", packet(0x30, b"\x00\x01a\x02\x0b\x01"), Reason.IDENTIFIER_FROM_CLIENT),
+    ("3.8.2.1.2 subscription identifier 0", packet(0x82, b"\x00\x01\x02\x0b\x00\x00\x01a\x00"), Reason.PROPERTY_VALUE),
+    ("3.8.2.1.2 two identifiers", packet(0x82, b"\x00\x01\x04\x0b\x01\x0b\x02\x00\x01a\x00"), Reason.PROPERTY_TWICE),
+    ("MQTT-3.8.3-5 reserved options", packet(0x82, b"\x00\x01\x00\x00\x01a\x40"), Reason.SUBSCRIBE_OPTIONS),
+    ("3.8.3.1 retain handling 3", packet(0x82, b"\x00\x01\x00\x00\x01a\x30"), Reason.SUBSCRIBE_OPTIONS),
+    ("3.8.3.1 QoS 3", packet(0x82, b"\x00\x01\x00\x00\x01a\x03"), Reason.SUBSCRIBE_QOS),
+    ("MQTT-3.8.3-4 no local and shared", packet(0x82, b"\x00\x01\x00\x00\x0a$share/g/a\x04"), Reason.SHARED_NO_LOCAL),
+    ("3.4.2.1 a reason code of another packet", b"\x40\x03\x00\x01\x18", Reason.REASON_CODE),
+    ("3.14.2.1 a reason code that only servers send", b"\xe0\x01\x8d", Reason.REASON_CODE),
+    ("3.15.2.2.2 AUTH without a method", b"\xf0\x02\x18\x00", Reason.AUTHENTICATION_METHOD),
+    ("a user property with U+0000", packet(0x30, b"\x00\x01a\x07\x26\x00\x01\x00\x00\x01b"), Reason.NUL_IN_STRING),
+    ("a user property that is not UTF-8", packet(0x30, b"\x00\x01a\x07\x26\x00\x01\xff\x00\x01b"), Reason.INVALID_UTF8),
+    ("properties that reach beyond the packet", packet(0x30, b"\x00\x01a\x20\x01\x01"), Reason.TRUNCATED),
+    ("a value that reaches beyond the properties", packet(0x30, b"\x00\x01a\x03\x26\x00\x09abcdefghi"), Reason.TRUNCATED),
+    ("PUBLISH without properties", packet(0x30, b"\x00\x01a"), Reason.TRUNCATED),
+    ("an empty topic without an alias", packet(0x30, b"\x00\x00\x00"), Reason.EMPTY_TOPIC),
+    ("65 user properties", packet(0x30, b"\x00\x01a\xc5\x02" + b"\x26\x00\x00\x00\x00" * 65), Reason.TOO_MANY_PROPERTIES),
+    ("AUTH before MQTT 5 is type 15", b"\x00\x00", Reason.UNKNOWN_TYPE),
+]  # fmt: skip
+CONNECT_5_CASES: list[tuple[str, bytes, Reason]] = [
+    ("3.1.2.11.3 receive maximum 0", connect5(b"\x03\x21\x00\x00"), Reason.PROPERTY_VALUE),
+    ("3.1.2.11.4 maximum packet size 0", connect5(b"\x05\x27\x00\x00\x00\x00"), Reason.PROPERTY_VALUE),
+    ("3.1.2.11.6 request response information 2", connect5(b"\x02\x19\x02"), Reason.PROPERTY_VALUE),
+    ("3.1.2.11.10 data without a method", connect5(b"\x04\x16\x00\x01a"), Reason.AUTHENTICATION_DATA),
+    ("3.1.2.11.2 session expiry twice", connect5(b"\x0a" + b"\x11\x00\x00\x00\x01" * 2), Reason.PROPERTY_TWICE),
+    ("3.1.3.2.2 will delay outside the will", connect5(b"\x05\x18\x00\x00\x00\x01"), Reason.PROPERTY_NOT_ALLOWED),
+    ("MQTT-3.1.2-3 the reserved connect flag", connect5(b"\x00", flags=3), Reason.CONNECT_RESERVED_FLAG),
+]
+
 CLIENT_CASES: list[tuple[str, bytes, Reason]] = [
     ("MQTT-3.2.2-4 a refusal with session present", b"\x20\x02\x01\x01", Reason.CONNACK_FLAGS),
     ("reserved CONNACK flags", b"\x20\x02\x02\x00", Reason.CONNACK_FLAGS),
@@ -118,11 +164,29 @@ CLIENT_CASES: list[tuple[str, bytes, Reason]] = [
 ]
 
 
-def later(side: Side) -> codec.Decoder:
+def later(side: Side, dialect: Dialect = MQTT_3_1_1) -> codec.Decoder:
     """A decoder that has its first packet behind it."""
     decoder = codec.Decoder(side, 8192, 3)
-    assert len(decoder.feed(CONNECT if side is Side.SERVER else CONNACK)) == 1
+    assert len(decoder.feed(codec.encode(Connect("c", dialect=dialect)) if side is Side.SERVER else CONNACK)) == 1
     return decoder
+
+
+@pytest.mark.parametrize(("data", "reason"), [pytest.param(data, reason, id=name) for name, data, reason in FIVE_CASES])
+def test_malformed_in_mqtt_5(data: bytes, reason: Reason) -> None:
+    for parts in ([data], [data[index : index + 1] for index in range(len(data))]):
+        decoder = later(Side.SERVER, MQTT_5)
+        assert [packet for part in parts for packet in decoder.feed(part)] == []
+        assert decoder.error is not None
+        assert decoder.error.reason is reason
+
+
+@pytest.mark.parametrize(("data", "reason"), [pytest.param(data, reason, id=name) for name, data, reason in CONNECT_5_CASES])
+def test_a_malformed_connect_of_mqtt_5_says_that_it_is_one(data: bytes, reason: Reason) -> None:
+    decoder = codec.Decoder(Side.SERVER)
+    assert decoder.feed(data) == []
+    assert decoder.error is not None
+    assert (decoder.error.reason, decoder.error.dialect) == (reason, MQTT_5)
+    assert reason not in (Reason.PROPERTY_VALUE, Reason.PROPERTY_TWICE) or MALFORMED_CODES[reason] is ReasonCode.PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize(
@@ -145,7 +209,7 @@ def test_malformed(side: Side, data: bytes, reason: Reason) -> None:
 
 
 def test_every_reason_has_a_case() -> None:
-    tested = {reason for _, _, reason in SERVER_CASES + CLIENT_CASES}
+    tested = {reason for _, _, reason in SERVER_CASES + CLIENT_CASES + FIVE_CASES + CONNECT_5_CASES}
     assert set(Reason) - tested == {Reason.FIRST_PACKET, Reason.FIRST_PACKET_TOO_LARGE}
 
 
@@ -165,13 +229,14 @@ def test_mqtt_3_2_0_1_the_first_packet_from_a_server_must_be_connack(first: int)
     assert decoder.error.reason is Reason.FIRST_PACKET
 
 
-def test_the_first_packet_has_at_most_4096_bytes() -> None:
-    largest = codec.encode(Connect("c" * (4096 - 3 - 10 - 2)))
-    assert len(largest) == 4096
+def test_the_first_packet_has_at_most_64_kib() -> None:
+    name, password = "c" * 60_000, b"p" * (65536 - 4 - 10 - 2 - 60_000 - 2 - 2)
+    largest = codec.encode(Connect(name, True, 0, "", password))
+    assert len(largest) == 65536
     decoder = codec.Decoder(Side.SERVER)
     assert len(decoder.feed(largest)) == 1
     decoder = codec.Decoder(Side.SERVER)
-    assert decoder.feed(codec.encode(Connect("c" * (4096 - 3 - 10 - 1)))[:3]) == []
+    assert decoder.feed(codec.encode(Connect(name, True, 0, "", password + b"p"))[:4]) == []
     assert decoder.error is not None
     assert decoder.error.reason is Reason.FIRST_PACKET_TOO_LARGE
 

@@ -6,6 +6,9 @@ import pytest
 
 from cluster.mqtt import codec
 from cluster.mqtt.packets import (
+    MQTT_3_1,
+    MQTT_5,
+    Auth,
     Connack,
     Connect,
     Disconnect,
@@ -27,6 +30,7 @@ from cluster.mqtt.packets import (
     Unsubscribe,
     Will,
 )
+from cluster.mqtt.properties import Property as P
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.wire.record import with_topic
 
@@ -62,6 +66,11 @@ BOTH_WAYS: list[Packet] = [
     *(kind(number) for kind in (Puback, Pubrec, Pubrel, Pubcomp) for number in (1, 256, 65535)),
 ]
 
+KINDS: list[tuple[type[Puback | Pubrec | Pubrel | Pubcomp], list[int]]] = [
+    (Puback, [0, 0x10, 0x97]), (Pubrec, [0, 0x91]), (Pubrel, [0, 0x92]), (Pubcomp, [0, 0x92]),
+]  # fmt: skip
+EXPLAINED: list[dict[int, object] | None] = [None, {P.REASON_STRING: "a reason"}]
+
 
 @pytest.mark.parametrize("packet", [*TO_SERVER, *BOTH_WAYS], ids=lambda packet: type(packet).__name__)
 def test_round_trip_to_a_server(packet: Packet) -> None:
@@ -75,6 +84,53 @@ def test_round_trip_to_a_client(packet: Packet) -> None:
     decoded = codec.decode(codec.encode(packet), Side.CLIENT)
     assert type(decoded) is type(packet)
     assert decoded == packet
+
+
+FIVE: list[tuple[Side, Packet]] = [
+    (Side.SERVER, Connect("c", True, 10, None, b"token", dialect=MQTT_5, properties={P.RECEIVE_MAXIMUM: 20, P.SESSION_EXPIRY: 9})),
+    (Side.SERVER, Connect("", will=Will("t", b"w", 2, True, {P.WILL_DELAY: 5, P.CONTENT_TYPE: "x"}), dialect=MQTT_5)),
+    (Side.SERVER, Publish("a", b"x", 2, True, True, 5, {P.TOPIC_ALIAS: 3, P.CORRELATION_DATA: b"\x00\xff"})),
+    (Side.SERVER, Publish("", b"x", 0, False, False, 0, {P.TOPIC_ALIAS: 3})),
+    (Side.SERVER, Publish("a", b"", 0, False, False, 0, {P.USER: (("n", "1"), ("n", "2"), ("", ""))})),
+    (Side.SERVER, Publish("a", b"\x00")),
+    (Side.SERVER, Subscribe(1, (("a/#", 0x2D), ("b", 0x0E)), False, {P.SUBSCRIPTION_IDENTIFIER: (268_435_455,)})),
+    (Side.SERVER, Unsubscribe(2, ("a", "b"), False, {P.USER: (("why", "not"),)})),
+    (Side.SERVER, Disconnect(4, {P.SESSION_EXPIRY: 0})),
+    (Side.SERVER, Disconnect()),
+    (Side.SERVER, Auth(0x18, {P.AUTHENTICATION_METHOD: "SCRAM", P.AUTHENTICATION_DATA: b"x"})),
+    (Side.CLIENT, Connack(False, 0, {P.ASSIGNED_CLIENT_ID: "x", P.RETAIN_AVAILABLE: 0, P.SERVER_KEEP_ALIVE: 60})),
+    (Side.CLIENT, Connack(False, 0x9C, {P.SERVER_REFERENCE: "other:1883"})),
+    (Side.CLIENT, Suback(1, (0, 1, 2, 0x8F, 0x97))),
+    (Side.CLIENT, Unsuback(1, (0, 0x11))),
+    (Side.CLIENT, Disconnect(0x8E, {P.REASON_STRING: "the same client connected again"})),
+    (Side.CLIENT, Publish("a", b"x", 0, False, False, 0, {P.SUBSCRIPTION_IDENTIFIER: (1, 300_000)})),
+    *((side, kind(7, code, properties)) for side in Side for kind, codes in KINDS for code in codes for properties in EXPLAINED),
+]
+
+
+@pytest.mark.parametrize(("side", "packet"), FIVE, ids=lambda given: type(given).__name__)
+def test_round_trip_in_mqtt_5(side: Side, packet: Packet) -> None:
+    decoded = codec.decode(codec.encode(packet, MQTT_5), side, MQTT_5)
+    assert type(decoded) is type(packet)
+    assert decoded == packet
+
+
+def test_acknowledgements_without_a_reason_are_the_short_ones_of_mqtt_3() -> None:
+    for kind in (Puback, Pubrec, Pubrel, Pubcomp):
+        assert codec.encode(kind(7), MQTT_5) == codec.encode(kind(7))
+    assert codec.encode(Puback(7, 0x87), MQTT_5) == b"\x40\x03\x00\x07\x87"
+    assert codec.encode(Disconnect(0x8E), MQTT_5) == b"\xe0\x01\x8e"
+
+
+def test_mqtt_3_1_has_its_name_its_missing_fields_and_dup_in_requests() -> None:
+    old = codec.encode(Connect("c", True, 10, "u", b"p", dialect=MQTT_3_1))
+    assert old[2:11] == b"\x00\x06MQIsdp\x03"
+    missing = b"\x10\x0f" + old[2:10] + b"\x03\xc2\x00\x0a\x00\x01c"
+    decoder = codec.Decoder(Side.SERVER)
+    assert decoder.feed(missing) == [Connect("c", True, 10, dialect=MQTT_3_1)]
+    repeated = bytearray(codec.encode(Subscribe(1, (("a", 1),))))
+    repeated[0] |= 8
+    assert decoder.feed(bytes(repeated)) == [Subscribe(1, (("a", 1),))]
 
 
 @pytest.mark.parametrize("packet", TO_CLIENT, ids=lambda packet: type(packet).__name__)
@@ -149,7 +205,7 @@ def test_pubacks_end_to_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "level"), [(b"\x00\x04MQTT", 5), (b"\x00\x04MQTT", 3), (b"\x00\x04MQTT", 0x84), (b"\x00\x06MQIsdp", 3)]
+    ("name", "level"), [(b"\x00\x04MQTT", 6), (b"\x00\x04MQTT", 3), (b"\x00\x04MQTT", 0x84), (b"\x00\x06MQIsdp", 4)]
 )
 def test_another_protocol_level_is_recognised_whatever_follows(name: bytes, level: int) -> None:
     body = name + bytes([level]) + b"\xff\xff\xff"
@@ -184,6 +240,11 @@ def test_another_protocol_level_is_recognised_whatever_follows(name: bytes, leve
         Subscribe(1, ()),
         Subscribe(0, (("a", 0),)),
         Subscribe(1, (("a", 3),)),
+        Subscribe(1, (("a", 4),)),
+        Puback(1, 0x97),
+        Disconnect(4),
+        Auth(0x18, {P.AUTHENTICATION_METHOD: "x"}),
+        Publish("a", b"", properties={P.CONTENT_TYPE: "x"}),
         Subscribe(1, (("", 0),)),
         Subscribe(1, (("a#", 0),)),
         Unsubscribe(1, ()),

@@ -7,10 +7,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import paho.mqtt.client as paho
+import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from cluster.mqtt.events import CloseReason, Connected
+from cluster.mqtt.events import CloseReason
 from cluster.mqtt.packets import SUBACK_FAILURE
+from cluster.mqtt.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
     from tests.cluster.mqtt.conftest import Hub
@@ -58,21 +60,23 @@ class Stock:
             assert self.changed.wait_for(condition, PATIENCE_S)
 
 
-def in_full(port: int) -> Stock:
-    """Connect, subscribe, publish with QoS 0 and 1, receive, unsubscribe, disconnect."""
-    stock = Stock("stock")
+def in_full(port: int, protocol: MQTTProtocolVersion) -> Stock:
+    """Connect, subscribe, publish with QoS 0, 1 and 2, receive, unsubscribe, disconnect."""
+    stock = Stock("stock", protocol)
     stock.client.username_pw_set("12345", "secret")
     stock.client.connect("127.0.0.1", port, keepalive=30)
     stock.client.loop_start()
     try:
         stock.wait(lambda: stock.connack is not None)
-        stock.client.subscribe([("room/5", 1), ("news/#", 0), ("user/012345", 1)])
+        wanted = [("room/5", 2), ("news/#", 0), ("user/012345", 1)]
+        stock.client.subscribe([(name, paho.SubscribeOptions(qos)) for name, qos in wanted] if protocol == paho.MQTTv5 else wanted)
         stock.wait(lambda: len(stock.suback) == 3)
         stock.client.publish("room/5", b"zero", retain=True)
-        confirmed = stock.client.publish("room/5", b"one", qos=1)
-        confirmed.wait_for_publish(PATIENCE_S)
-        assert confirmed.is_published()
-        stock.wait(lambda: len(stock.messages) == 2)
+        for qos, payload in ((1, b"one"), (2, b"two")):
+            confirmed = stock.client.publish("room/5", payload, qos=qos)
+            confirmed.wait_for_publish(PATIENCE_S)
+            assert confirmed.is_published()
+        stock.wait(lambda: len(stock.messages) == 3)
         stock.client.unsubscribe("room/5")
         stock.wait(lambda: stock.unsubacks == 1)
     finally:
@@ -93,33 +97,20 @@ def connack_of(stock: Stock, port: int) -> int | None:
     return stock.connack
 
 
-async def test_paho_connects_subscribes_publishes_and_receives(hub: Hub) -> None:
-    stock = await asyncio.to_thread(in_full, hub.port)
+@pytest.mark.parametrize("protocol", [paho.MQTTv31, paho.MQTTv311, paho.MQTTv5])
+async def test_paho_connects_subscribes_publishes_and_receives(hub: Hub, protocol: MQTTProtocolVersion) -> None:
+    stock = await asyncio.to_thread(in_full, hub.port, protocol)
     assert stock.connack == 0
-    assert stock.suback == [0, SUBACK_FAILURE, SUBACK_FAILURE]
-    assert stock.messages == [("room/5", b"zero", False, 0), ("room/5", b"one", False, 0)]
-    assert hub.connected == [Connected("stock", "12345", True, 30)]
+    refused = ReasonCode.TOPIC_FILTER_INVALID if protocol == paho.MQTTv5 else SUBACK_FAILURE
+    assert stock.suback == [2, 0, refused]
+    assert stock.messages == [("room/5", payload, False, qos) for qos, payload in enumerate((b"zero", b"one", b"two"))]
+    assert [connected.connect.user_name for connected in hub.connected] == ["12345"]
     async with asyncio.timeout(PATIENCE_S):
         while not hub.closed:
             await asyncio.sleep(0.01)
     assert hub.closed == [CloseReason.CLIENT_DISCONNECTED]
 
 
-async def test_paho_with_a_will_is_told_that_it_is_not_authorised(hub: Hub) -> None:
-    stock = Stock("with-a-will")
-    stock.client.will_set("gone", b"bye")
-    # paho names the reasons of 3.1.1 by the ones of MQTT 5: 0x87 is "Not authorized"
-    assert await asyncio.to_thread(connack_of, stock, hub.port) == 0x87
-    assert hub.connected == []
-
-
 async def test_paho_without_a_client_id_is_given_one(hub: Hub) -> None:
     assert await asyncio.to_thread(connack_of, Stock(""), hub.port) == 0
     assert hub.connected[0].client_id
-
-
-async def test_paho_with_mqtt_3_1_is_told_that_its_protocol_level_is_unacceptable(hub: Hub) -> None:
-    stock = Stock("old", paho.MQTTv31)
-    # paho names the reasons of 3.1.1 by the ones of MQTT 5: 0x84 is "Unsupported protocol version"
-    assert await asyncio.to_thread(connack_of, stock, hub.port) == 0x84
-    assert hub.connected == []
