@@ -42,7 +42,7 @@ class CloseReason(Enum):
     RECEIVE_MAXIMUM = "receive_maximum"
     """The client has more messages unacknowledged than it may."""
     TOPIC_ALIAS = "topic_alias"
-    """The client used a topic alias above the maximum, or one without a topic."""
+    """The client used a topic alias above the maximum."""
     UNANSWERED = "unanswered"
     """The cluster did not confirm a subscription or accept a message in time."""
     # Reasons that only the shell knows:

@@ -20,7 +20,8 @@ from pixiu.placement.topics import MAX_TOPIC_LENGTH
 
 IN_USE: Final = Problem(CloseReason.PACKET_ID_IN_USE, "a packet identifier was used again before its answer [MQTT-2.3.1-2]")
 EARLY_PUBREL: Final = Problem(CloseReason.UNEXPECTED_PACKET, "a PUBREL before the PUBREC")
-ALIAS: Final = Problem(CloseReason.TOPIC_ALIAS, "a topic alias is above the maximum, or has no topic")
+HIGH_ALIAS: Final = Problem(CloseReason.TOPIC_ALIAS, "a topic alias is above the maximum")
+UNKNOWN_ALIAS: Final = Problem(CloseReason.UNEXPECTED_PACKET, "a topic alias that stands for no topic")
 
 
 class Begun(Enum):
@@ -143,20 +144,20 @@ class Aliases:
         self._maximum = maximum
         self._topics: dict[int, str] | None = None
 
-    def resolve(self, packet: Publish) -> Publish | None:
-        """Replace the alias of a message by its topic, and remember it; None if there is none, or it is above the maximum."""
+    def resolve(self, packet: Publish) -> Publish | Problem:
+        """Replace the alias of a message by its topic, and remember it."""
         alias = number(packet.properties, Property.TOPIC_ALIAS, 0)
         if not alias:
             return packet
         if alias > self._maximum:
-            return None
+            return HIGH_ALIAS
         if self._topics is None:
             self._topics = {}
         topic = packet.topic
         if not topic:
             topic = self._topics.get(alias, "")
             if not topic:
-                return None
+                return UNKNOWN_ALIAS
         elif len(topic) <= MAX_TOPIC_LENGTH:  # a longer one is refused anyway, and would take much memory
             self._topics[alias] = topic
         else:

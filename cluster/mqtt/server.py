@@ -46,7 +46,7 @@ from cluster.mqtt.events import (
     SubscribeFilters,
     UnsubscribeFilters,
 )
-from cluster.mqtt.inbound import ALIAS, EARLY_PUBREL, IN_USE, Aliases, Begun, Inbound
+from cluster.mqtt.inbound import EARLY_PUBREL, IN_USE, Aliases, Begun, Inbound
 from cluster.mqtt.mail import Mails
 from cluster.mqtt.outbound import Delivery, OutboundCounters, Sending, disconnect, pubrel
 from cluster.mqtt.packets import (
@@ -437,8 +437,8 @@ class ServerSession:
         """Publish, or drop and count where no room carries the topic."""
         if packet.properties is not None and self._aliases is not None:
             resolved = self._aliases.resolve(packet)
-            if resolved is None:
-                self._step(Event.PUBLISH_UNACCEPTABLE, ALIAS, now, effects)
+            if isinstance(resolved, Problem):
+                self._step(Event.PUBLISH_UNACCEPTABLE, resolved, now, effects)
                 return
             packet = resolved
         room = self._resolve(packet.topic)
@@ -610,7 +610,7 @@ class ServerSession:
         code = MALFORMED_CODES.get(error.reason, ReasonCode.MALFORMED_PACKET)
         if error.dialect is MQTT_5 and self._terms is _NO_TERMS:
             effects.append(Send(codec.encode(Connack(False, code), MQTT_5)))
-        self._leave(Problem(CloseReason.MALFORMED, error.reason.name.lower()), effects, code, error.reason)
+        self._leave(Problem(CloseReason.MALFORMED, error.reason.value), effects, code, error.reason)
 
     def _close(self, problem: Problem, now: float, effects: list[Effect]) -> None:
         """Close."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from cluster.mqtt.events import CloseReason
 from cluster.mqtt.packets import SUBACK_FAILURE
@@ -69,7 +70,7 @@ def in_full(port: int, protocol: MQTTProtocolVersion) -> Stock:
     try:
         stock.wait(lambda: stock.connack is not None)
         wanted = [("room/5", 2), ("news/#", 0), ("user/012345", 1)]
-        stock.client.subscribe([(name, paho.SubscribeOptions(qos)) for name, qos in wanted] if protocol == paho.MQTTv5 else wanted)
+        stock.client.subscribe([(name, SubscribeOptions(qos)) for name, qos in wanted] if protocol == paho.MQTTv5 else wanted)
         stock.wait(lambda: len(stock.suback) == 3)
         stock.client.publish("room/5", b"zero", retain=True)
         for qos, payload in ((1, b"one"), (2, b"two")):
