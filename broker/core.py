@@ -9,12 +9,14 @@ Source: PiXiu §2.3 and §5.3; docs/architecture.md, docs/memberships.md, docs/r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Final
 
 from broker.fanout import Fanout, Routed
 from broker.feeds import Feed, FeedState
+from broker.groups import MEMBERS_ACKNOWLEDGE, Group, Route
 from broker.multicast import AddressedFanout, Relays, Way
 from cluster.core.contract import MALFORMED, NEVER, NOT_TAKEN, RecordsReceived, Settled
 from cluster.core.parcels import Target
@@ -25,8 +27,9 @@ from cluster.membership.map.lww_map import Applied, Key, LwwMap, Purged
 from cluster.membership.map.updates import ENTRY, Update
 from cluster.membership.member.core import MemberCore
 from cluster.membership.member.state import ClusterView, MemberCounters
-from pixiu.ids import MAX_ID, EndpointID, gateway_instance
+from pixiu.ids import ALL_TOPICS, MAX_ID, EndpointID, gateway_instance
 from pixiu.placement.partition import rendezvous_order, share_rooms
+from pixiu.placement.topic_rooms import all_topics
 from pixiu.wire.trace import UNTRACED, Tracer
 
 WAITING_LOG_S: Final = 10.0
@@ -89,7 +92,9 @@ class Core(MemberCore):
         self.state = State.INIT
         self._counters = Counters()
         self.relays = Relays() if through_relays else None
-        self.fanout: Fanout | AddressedFanout = Fanout(self._gateway_targets, self._serves, self._elsewhere, tracer)
+        self.fanout: Fanout | AddressedFanout = Fanout(
+            self._gateway_targets, self._serves, self._elsewhere, tracer, self._groups_of
+        )
         if through_relays:
             self.fanout = AddressedFanout(self._ways, self._serves, self._elsewhere, tracer)
             self.on(Settled, self._on_settled)
@@ -99,6 +104,7 @@ class Core(MemberCore):
         self._waiting_since: float | None = None
         self._said_waiting_at = 0.0
         self.on(RecordsReceived, self._on_records)
+        self.on(ev.SharedOutcome, self._on_shared_outcome)
 
     @property
     def counters(self) -> Counters:
@@ -128,8 +134,15 @@ class Core(MemberCore):
         self.fanout.settled(event.parcels, out)
 
     def _gateway_targets(self, room: int) -> tuple[Target, ...]:
+        instances: tuple[int, ...] = self.membership.gateways(room)
+        everything = all_topics(room, self.partition)
+        if everything is not None and (others := self.membership.gateways(everything)):
+            instances = tuple(sorted({*instances, *others}))
+        return self._targets_of(instances)
+
+    def _targets_of(self, instances: Iterable[int]) -> tuple[Target, ...]:
         found: list[Target] = []
-        for instance in self.membership.gateways(room):
+        for instance in instances:
             gateway = self._gateways.get(instance)
             # A generation below the registry's was purged by its floor; one above is a gateway that the view does not show yet.
             # Records for the generation before it do no harm: it is gone.
@@ -139,15 +152,58 @@ class Core(MemberCore):
                 found.append(gateway)
         return tuple(found)
 
+    def _groups_of(self, room: int) -> Route | None:
+        """The route of a room with groups of shared subscriptions; None: it has none."""
+        if not self.membership.valued:
+            return None
+        everything = all_topics(room, self.partition)
+        rooms = (room,) if everything is None else (room, everything)
+        groups: dict[int, tuple[bool, set[int]]] = {}
+        for each in rooms:
+            for key, value in self.membership.values_of(each):
+                acknowledges, instances = groups.get(key.member, (False, set()))
+                groups[key.member] = acknowledges or value == MEMBERS_ACKNOWLEDGE, instances | {key.instance}
+        found: list[Group] = []
+        for number, (acknowledges, instances) in sorted(groups.items()):
+            live = {each.endpoint: each for each in self._targets_of(sorted(instances)) if each.endpoint not in self._dead}
+            if live:
+                found.append(Group(number, acknowledges, live))
+        if not found:
+            return None
+        members = {key.instance for each in rooms for key in self.membership.live_keys(each) if key.member not in groups}
+        return Route(self._targets_of(sorted(members)), tuple(found))
+
     def _ways(self, room: int) -> tuple[Way, ...]:
         assert self.relays is not None
-        return self.relays.ways(room, (key.member for key in self.membership.live_keys(room)))
+        keys = self.membership.live_keys(room)
+        everything = all_topics(room, self.partition)
+        if everything is not None:
+            keys = keys + self.membership.live_keys(everything)
+        return self.relays.ways(room, (key.member for key in keys))
+
+    def _on_shared_outcome(self, event: ev.SharedOutcome, now: float, out: list[Effect]) -> None:
+        if isinstance(self.fanout, Fanout):
+            self.fanout.groups.outcome(event.peer, event.taken, event.returned, out)
+
+    def _on_dead(self, event: ev.PeerDead, now: float, out: list[Effect]) -> None:
+        super()._on_dead(event, now, out)
+        if isinstance(self.fanout, Fanout) and self.membership.valued:
+            self.fanout.forget_all()
+            self.fanout.groups.gone([event.peer], out)
+
+    def _on_alive(self, event: ev.PeerAlive, now: float, out: list[Effect]) -> None:
+        super()._on_alive(event, now, out)
+        if self.membership.valued:
+            self.fanout.forget_all()
 
     # --- the cluster
 
     def _cluster_changed(self, old: ClusterView, now: float, out: list[Effect]) -> None:
         self.fanout.forget_all()
         self._reach_changed(now, out)
+        if isinstance(self.fanout, Fanout) and len(self.fanout.groups) and self._view is not None:
+            gone = self.fanout.groups.gateways() - {gateway.endpoint for gateway in self._view.gateways}
+            self.fanout.groups.gone(gone, out)
 
     def _reach_changed(self, now: float, out: list[Effect]) -> None:
         if self.relays is not None and self._view is not None:
@@ -315,11 +371,15 @@ class Core(MemberCore):
         self._changed(applied)
 
     def _changed(self, outcome: Applied | Purged) -> None:
-        """Drop the cached targets of rooms: with gateways as targets if those changed, with relays if any member did."""
-        if self.relays is None:
-            self.fanout.forget(outcome.groups)
+        """Drop the cached targets of rooms: with gateways as targets if those changed, with relays or groups if any member did; of
+        all rooms if a gateway gets all free topics now, or no longer."""
+        groups: Iterable[int] = outcome.groups
+        if self.relays is not None or self.membership.valued:
+            groups = {c.group for c in (outcome.changes if isinstance(outcome, Applied) else outcome.keys)}
+        if ALL_TOPICS + self.partition in groups:
+            self.fanout.forget_all()
         else:
-            self.fanout.forget({c.group for c in (outcome.changes if isinstance(outcome, Applied) else outcome.keys)})
+            self.fanout.forget(groups)
 
     def _note_seen(self, changes: list[Update]) -> None:
         for feed in self.feeds.values():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from broker.groups import Groups, Route
 from cluster.core.parcels import Target, discard, take_parcels
 from cluster.membership.events import Effect
 from pixiu.wire.record import FIRST_LANE_BELOW, HEADER_SIZE, MIN_SIZE, PLAIN_ROOM, ROOM, SIGNAL, SIZE_FIELD, WALK, Flag
@@ -70,6 +71,7 @@ class Fanout:
         serves: True if this partition serves a room.
         elsewhere: gives the target for records of a room that it does not serve; None: nowhere.
         tracer: stamps traced records.
+        groups: gives the route of a room that has groups of shared subscriptions; None: it has none.
     """
 
     def __init__(
@@ -78,12 +80,17 @@ class Fanout:
         serves: Callable[[int], bool],
         elsewhere: Callable[[int], Target | None],
         tracer: Tracer = UNTRACED,
+        groups: Callable[[int], Route | None] = lambda _room: None,
     ) -> None:
         self._gateways = gateways
         self._serves = serves
         self._elsewhere = elsewhere
         self._tracer = tracer
         self._cache: dict[int, tuple[Target, ...]] = {}
+        self._find_groups = groups
+        self._routes: dict[int, Route] = {}
+        """Routes of rooms that have groups; these are not in `_cache`."""
+        self.groups = Groups(self._route_of)
         self.counters = FanoutCounters()
 
     def forget(self, rooms: Iterable[int]) -> None:
@@ -91,10 +98,16 @@ class Fanout:
         cache = self._cache
         for room in rooms:
             cache.pop(room, None)
+            self._routes.pop(room, None)
 
     def forget_all(self) -> None:
         """Forget all rooms: the gateways themselves, or the partition rule, changed."""
         self._cache.clear()
+        self._routes.clear()
+
+    def _route_of(self, room: int) -> Route | None:
+        self._look_up(room)
+        return self._routes.get(room)
 
     def route(self, data: bytes, start: int, end: int, count: int, out: list[Effect]) -> Routed:
         """Send a batch's records, one parcel for each destination and lane. One room's records keep their order."""
@@ -122,7 +135,10 @@ class Fanout:
             if targets is None:
                 targets, served = self._look_up(room)
                 if served:
-                    empty += not targets
+                    if room in self._routes:
+                        targets = self.groups.give(self._routes[room], data[position:after], touched)
+                    else:
+                        empty += not targets
                 else:
                     stale += 1
                     lost += not targets
@@ -153,7 +169,16 @@ class Fanout:
 
         Only rooms with members are cached, so that invented rooms cannot fill the cache.
         """
+        route = self._routes.get(room)
+        if route is not None:
+            return route.targets, True
         if self._serves(room):
+            route = self._find_groups(room)
+            if route is not None:
+                if len(self._routes) >= MAX_CACHED_ROOMS:
+                    self._routes.clear()
+                self._routes[room] = route
+                return route.targets, True
             targets = self._gateways(room)
             if targets:
                 if len(self._cache) >= MAX_CACHED_ROOMS:

@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from broker.core import Core, State
+from broker.fanout import Fanout
 from broker.feeds import FeedState
+from broker.groups import OUTCOME
 from broker.introductions import Introductions
 from broker.options import Options
 from broker.router_root import RouterRoot
@@ -145,6 +147,12 @@ class Service(MemberService):
         if self._introductions.take(gateways, self._source_view()):
             self._take_view(self._source_view())
 
+    def _other_control(self, peer: EndpointID, control: control_pb2.Control) -> None:
+        if control.HasField("shared_outcome"):
+            taken, returned = control.shared_outcome.taken, control.shared_outcome.returned
+            if not len(taken) % OUTCOME.size and not len(returned) % OUTCOME.size:
+                self._runner.step(ev.SharedOutcome(peer, taken, returned))
+
     def _source_view(self) -> View:
         return self._router_root.view() if self._router_root is not None else super()._source_view()
 
@@ -161,6 +169,8 @@ class Service(MemberService):
         return {
             **super()._samples(),
             **totals(core.fanout.counters),
+            **(totals(core.fanout.groups.counters) if isinstance(core.fanout, Fanout) else {}),
+            "shared_held": len(core.fanout.groups) if isinstance(core.fanout, Fanout) else 0,
             "membership_complete": core.state is State.RUNNING,
             "feeds_live": sum(feed.state is FeedState.LIVE for feed in core.feeds.values()),
             "feeds_lost": sum(feed.state is FeedState.SEEKING for feed in core.feeds.values()),

@@ -121,6 +121,15 @@ class AntiEntropyReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedOutcome:
+    """A gateway reports on messages of shared subscriptions: 16 bytes each, SnowflakeID and number of the group. Brokers only."""
+
+    peer: EndpointID
+    taken: bytes
+    returned: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class AbsenceReceived:
     """Negative feedback: as of this GatewayMsgID, the gateway that made it had no members of these rooms."""
 
@@ -194,6 +203,7 @@ Event = (
     | SubscriptionReply
     | AntiEntropyReceived
     | AbsenceReceived
+    | SharedOutcome
     | SnapshotRequested
     | StoreOpened
     | StoreChunk

@@ -2,7 +2,7 @@
 
     (group, member, gateway instance) -> the GatewayMsgID that wrote it, live (login) or a tombstone (logout), and a value
 
-Routers and brokers keep rooms (RoomID) and their users (UIN), without values. Relays keep `cluster.membership.map.devices`: users
+Routers and brokers keep rooms (RoomID) and their users (UIN), without values; groups of shared subscriptions have one. Relays keep `cluster.membership.map.devices`: users
 and their devices; the value holds a device's connect time.
 
 A message applies if its GatewayMsgID is higher *for that key*, so loss, duplication and reordering cannot corrupt the map, and
@@ -249,6 +249,16 @@ class LwwMap:
     def value(self, group: int, member: int, instance: int) -> int:
         """Value of a live entry; 0 if it has none or does not exist."""
         return self._shards[shard_of(group)].values.get(Key(group, member, instance), 0)
+
+    @property
+    def valued(self) -> bool:
+        """True if an entry ever had a value."""
+        return self._valued
+
+    def values_of(self, group: int) -> list[tuple[Key, int]]:
+        """The live entries of a group that have values. Costs what all groups of a shard have."""
+        values = self._shards[shard_of(group)].values
+        return [(Key(*key), value) for key, value in values.items() if key[0] == group]
 
     def without_space(self, batch: Iterable[Update]) -> list[Update]:
         """Logins of a batch that would be new keys beyond the share of gateways, which is all entries but a sixteenth: a replica

@@ -112,6 +112,8 @@ class MemberService(RoleShell):
                     self._context.layout_noticed(control.layout_notice.version)
                 elif is_anti_entropy(control):
                     step(ev.AntiEntropyReceived(peer, control))
+                else:
+                    self._other_control(peer, control)
         except DecodeError:
             return Outcome.MALFORMED
         return self._runner.take(ev.MessagesReceived(peer, changes)) if changes else Outcome.TAKEN
@@ -144,6 +146,9 @@ class MemberService(RoleShell):
 
     def _introduced(self, gateways: Iterable[control_pb2.GatewayAddress]) -> None:
         """Take the addresses of gateways from a router, for roles that send to them."""
+
+    def _other_control(self, peer: EndpointID, control: control_pb2.Control) -> None:
+        """Handle a message that only some roles get."""
 
     def _source_view(self) -> View:
         """View in which sources of snapshots are found."""
