@@ -61,7 +61,7 @@ MAX_ANSWERED_A_MESSAGE = 128
 """SnowflakeIDs of delivered signals in one control message, so that it fits a datagram."""
 NO_BIG_ROOMS = VRooms()
 MAX_WIDE_ROOMS: Final = 2048
-"""Rooms that one connection's filters with wildcards may span by default: two rules of topics' rooms, or sixteen times all topics."""
+"""Rooms that one connection's filters with wildcards may span by default: two rules of topics' rooms, or 16 times all topics."""
 MOVING = EndpointID(0)
 """In place of the proxy of a key whose records wait."""
 TOPIC_OR_TRACED = Flag.TOPIC | Flag.TRACED
@@ -169,7 +169,7 @@ class Core(EventTable[ev.Effect]):
         self._counter = 0
         self._token = 0
         self.dedupe = Dedupe()
-        self.fan_out = FanOut()
+        self.fan_out = FanOut(unix_ms)
         self.retained = RetainedDeliveries(self.index, self.fan_out)
         self.shared = SharedDeliveries(self.index, self.fan_out)
         self._proxies: tuple[ev.Replica, ...] = ()

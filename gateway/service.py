@@ -44,6 +44,7 @@ from gateway.mqtt.listener import Listener
 from gateway.mqtt.tls_handshake import TlsHandshake
 from gateway.numbers import GatewayNumbers
 from gateway.options import Options
+from gateway.retained.client import RetainedClient
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import Tickets
 from pixiu.discovery import paths
@@ -73,6 +74,7 @@ class Service(RoleShell):
         super().__init__(context.crash)
         self._context, self._options = context, context.options
         self._core: Core | None = None
+        self._reaches_brokers = False
         self._digest_keys = DigestKeys(context.cluster)
         self._guard = guard_of(context.options, context.cluster, context.log, context.audit, context.client_called)
         self._kicks = Requests(context.zookeeper, paths.kicks(context.root), self._kick)
@@ -91,6 +93,15 @@ class Service(RoleShell):
                 context.log.warning(TICKET_KEYS_READABLE, path=context.cluster.ticket_key_dir)
         self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN))
         self._publishers = ConfirmedPublishers(self._vrooms, self._runner.step)
+        self._retained = RetainedClient(
+            view=lambda: context.view,
+            state=context.links.state,
+            topics=TopicRooms(context.cluster.topic_rooms),
+            step=self._runner.step,
+            takes_more=self._takes_more,
+            log=context.log,
+            tls=context.tls,
+        )
         self._clients = Clients(
             context.options,
             now=context.now,
@@ -106,6 +117,7 @@ class Service(RoleShell):
             guard=self._guard,
             tickets=self._tickets,
             turn=context.turn,
+            retainer=self._retained,
         )
         self._listeners = self._new_listeners(context.options, context.client_tls)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)
@@ -142,7 +154,8 @@ class Service(RoleShell):
         effects.on(ev.Deliver, clients.deliveries.deliver)
         effects.on(ev.DeliverEach, clients.deliveries.deliver_each)
         effects.on(ev.WriteMail, clients.write_mail)
-        effects.on(ev.Answer, clients.answer)
+        effects.on(ev.Answer, self._answer)
+        effects.on(ev.FetchRetained, self._retained.fetch)
         effects.on(ev.Passed, clients.passed)
         effects.on(ev.Resolved, self._publishers.resolved)
         effects.on(ev.Disconnect, clients.replace)
@@ -212,6 +225,7 @@ class Service(RoleShell):
             await self._guard.close()
         if self._tickets is not None:
             await self._tickets.close()
+        await self._retained.close()
         self.stop_runners()
         if self._traces is not None:
             await self._traces.close()
@@ -236,8 +250,7 @@ class Service(RoleShell):
 
     def on_view(self, view: View) -> None:
         """Heartbeat every router, relay and proxy; send to those that are Running."""
-        nodes = (*view.of_role("router"), *view.of_role("relay"), *view.of_role("proxy"))
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.stream_port) for node in nodes)
+        self._reach(view)
         if self._tickets is not None:
             self._tickets.set_proxies(node for node in view.of_role("proxy") if node.state is not NodeState.INIT)
         self._peers_changed()
@@ -289,6 +302,14 @@ class Service(RoleShell):
 
     # Effects of the core.
 
+    def _answer(self, effect: ev.Answer) -> None:
+        self._clients.answer(effect)
+        if self._core is not None and bool(self._core.index.groups) is not self._reaches_brokers:
+            self._reach(self._context.view)
+
+    def _takes_more(self, connection: int) -> bool | None:
+        return self._clients.takes_more(connection)
+
     def _send_membership(self, effect: ev.SendMembership) -> None:
         self._context.links.send_control(effect.peer, encode_messages(effect.messages), effect.token)
 
@@ -310,6 +331,13 @@ class Service(RoleShell):
         self._context.crash(Unavailable(text))
 
     # Inside.
+
+    def _reach(self, view: View) -> None:
+        """Heartbeat routers, relays and proxies; brokers while they must know which messages of shared subscriptions were taken."""
+        self._reaches_brokers = self._core is not None and bool(self._core.index.groups)
+        roles = ("router", "relay", "proxy", *(("broker",) if self._reaches_brokers else ()))
+        nodes = [node for role in roles for node in view.of_role(role)]
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.stream_port) for node in nodes)
 
     def _kick(self, request: str) -> None:
         if self._guard is not None:
@@ -380,6 +408,7 @@ class Service(RoleShell):
         samples |= self._guard.samples() if self._guard is not None else {}
         samples |= self._tickets.samples() if self._tickets is not None else {}
         samples |= self._mail.samples()
+        samples |= self._retained.samples()
         if core is not None:
             samples |= totals(core.counters)
             samples |= totals(core.mail.counters, "mail_")

@@ -17,5 +17,9 @@ class Options(PartitionedOptions):
     """MiB that the Router DB may grow to: about 100 bytes for each member of each room."""
     max_entries: int = bounded(4_000_000, 1, 1_000_000_000)
     """Limit of members of rooms; further joins are refused and counted."""
+    retained_messages: int = bounded(1_000_000, 0, 100_000_000)
+    """Limit of retained messages of the partition; further ones are refused to their publishers. 0: none are kept."""
+    retained_mb: int = bounded(512, 1, 1 << 20)
+    """MiB that retained messages may take in memory, and in the database about as much."""
     gone_gateway_s: float = bounded(10.0, 0.1, 1_000_000.0)
     """Seconds after which the members on a gateway are dropped when its lease is gone and its heartbeats have stopped."""

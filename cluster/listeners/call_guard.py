@@ -33,6 +33,9 @@ EVERYBODY: Final = (*PROCESSES, OPERATOR, PIPELINE, CLIENT)
 METHODS: Final[dict[str, tuple[str, ...]]] = {
     "/pixiu.v1.Link/Exchange": PROCESSES,
     "/pixiu.v1.Membership/Snapshot": ("broker", "relay", "router"),
+    "/pixiu.v1.Retained/Put": ("gateway", "router"),
+    "/pixiu.v1.Retained/List": ("gateway", OPERATOR),
+    "/pixiu.v1.Retained/Sync": ("router",),
     "/pixiu.v1.MailDelivery/Deliver": ("relay",),
     "/pixiu.v1.MailNotices/Notify": ("proxy",),
     "/pixiu.v1.Tickets/Exchange": ("gateway",),

@@ -40,7 +40,7 @@ from gateway.clients.slow_consumers import SlowConsumers
 from gateway.mail.queue import MailQueue
 from gateway.mail.run import MailRun
 from gateway.options import Options
-from pixiu.errors import Draining, Overloaded, PixiuError
+from pixiu.errors import Draining, NotServed, Overloaded, PixiuError
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
@@ -105,6 +105,10 @@ class ClientSession(ABC):
     def deliver_each(self, messages: Sequence[ev.Delivery]) -> None:
         """Take messages for this connection alone to write, in order; they leave at `flush`. Only connections of MQTT get them."""
 
+    def takes_more(self) -> bool:
+        """True if nothing waits to be written: more of what can wait elsewhere may come."""
+        return not self._backlog
+
     def flush(self) -> None:
         """Write what was delivered in this turn."""
 
@@ -150,6 +154,21 @@ class ClientSession(ABC):
         patient = self._backlog.put(data, count, self._clients.slow_consumers.now())
         self._clients.counters.slow_consumer_dropped += self._backlog.dropped - before
         return patient
+
+
+class Retainer(Protocol):
+    """Retains messages; see `gateway.retained.client.RetainedClient`."""
+
+    def retain(self, record: bytes, topic: str, done: Callable[[PixiuError | None], None]) -> None:
+        """Retain a published record, or clear its topic if its payload is empty; `done` is called once."""
+
+
+class NoRetainer:
+    """Refuses retained messages, where nothing keeps them."""
+
+    def retain(self, record: bytes, topic: str, done: Callable[[PixiuError | None], None]) -> None:
+        """Refuse."""
+        done(NotServed("this gateway keeps no retained messages"))
 
 
 class Publishers(Protocol):
@@ -211,6 +230,7 @@ class Clients:
         guard: authenticates clients; None: nobody has to log in.
         tickets: gets login tickets; None: none are needed.
         turn: of the process; None: one of its own.
+        retainer: retains messages; None: they are refused.
     """
 
     def __init__(
@@ -230,7 +250,9 @@ class Clients:
         guard: LoginGuard | None = None,
         tickets: TicketSource | None = None,
         turn: Turn | None = None,
+        retainer: Retainer | None = None,
     ) -> None:
+        self._retainer: Retainer = retainer if retainer is not None else NoRetainer()
         self.options, self.guard, self.tickets = options, guard, tickets
         self.now, self.step = now, step
         self.next_snowflake, self.publishers = next_snowflake, publishers
@@ -318,6 +340,16 @@ class Clients:
         if oldest is not None:
             oldest.evict()
         return next(self._numbers)
+
+    def retain(self, record: bytes, topic: str, done: Callable[[PixiuError | None], None]) -> None:
+        """Retain a published record, or clear its topic if its payload is empty. `done` is called once: every router replica that
+        keeps it has it, or the error is the reason why not."""
+        self._retainer.retain(record, topic, done)
+
+    def takes_more(self, connection: int) -> bool | None:
+        """True if a connection takes more of what can wait, None if it is gone."""
+        found = self._connections.get(connection)
+        return found.takes_more() if found is not None else None
 
     def admit(self, connection: Pending) -> None:
         """Admit a client that identified itself. Raises `Overloaded` or `Draining`."""

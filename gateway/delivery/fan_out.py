@@ -1,7 +1,7 @@
 """The fan-out of a turn's messages to the connections of their channels. Pure.
 
     packets, records   bytes that all connections of a channel share: `Deliver`
-    packets5           the same, while no message of the turn has properties
+    packets5           the same, with the properties of each message
     exact              a `Delivery` for each connection and message: `DeliverEach`
 
 Source: docs/architecture.md, "A message to a room"; docs/mqtt.md, "Subscriptions".
@@ -9,11 +9,12 @@ Source: docs/architecture.md, "A message to a room"; docs/mqtt.md, "Subscription
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from cluster.mqtt.properties_in_records import qos_of, retain_of
+from cluster.mqtt.properties_in_records import properties_of, qos_of, retain_of
 from gateway import events as ev
-from gateway.membership.rooms import PLAIN, Channel, Grant
+from gateway.membership.rooms import Channel, Grant
 from pixiu.ids import snowflake_time_ms
 from pixiu.wire.record import (
     EXTENSION_AT,
@@ -48,9 +49,10 @@ class OwnMessages:
 
 
 class FanOut:
-    """Messages of a turn, by channel."""
+    """Messages of a turn, by channel. `unix_ms`: clock, Unix milliseconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, unix_ms: Callable[[], int] = lambda: 0) -> None:
+        self._unix_ms = unix_ms
         self.dirty: dict[Channel, None] = {}
         self.own = OwnMessages()
         self._each: dict[int, list[ev.Delivery]] = {}
@@ -121,13 +123,11 @@ class FanOut:
     def _deliver_others(self, channel: Channel, pending: list[tuple[bytes, bytes]], out: list[ev.Effect]) -> int:
         exact, shared = channel.exact or {}, 0
         if channel.packets5:
-            # Messages with properties go one by one, and so do those before and after them: a client gets them in order.
-            if any(record[EXTENSION_AT] or record[EXTENSION_AT + 1] for record, _ in pending):
-                exact = {**dict.fromkeys(channel.packets5, PLAIN), **exact}
-            else:
-                targets = tuple(channel.packets5)
-                out.append(_delivery(channel, targets, [publish_packet5(channel.head, body) for _, body in pending]))
-                shared = len(targets) * len(pending)
+            targets = tuple(channel.packets5)
+            now_ms = self._unix_ms()
+            packets = [publish_packet5(channel.head, body, _properties(record, now_ms)) for record, body in pending]
+            out.append(_delivery(channel, targets, packets))
+            shared = len(targets) * len(pending)
         if not exact:
             return shared
         shown = channel.shown != channel.room
@@ -166,12 +166,16 @@ def publish_packet(head: bytes, body: bytes) -> bytes:
     return b"0" + bytes((size & 127 | 128, size >> 7 & 127 | 128, size >> 14)) + head + body
 
 
-def publish_packet5(head: bytes, body: bytes) -> bytes:
-    """Encode a QoS 0 PUBLISH of MQTT 5 without properties."""
+def publish_packet5(head: bytes, body: bytes, properties: bytes = b"\0") -> bytes:
+    """Encode a QoS 0 PUBLISH of MQTT 5. `properties`: with their length."""
     if head:
-        return publish_packet(head + b"\0", body)
+        return publish_packet(head + properties, body)
     after = 2 + (body[0] << 8 | body[1])
-    return publish_packet(body[:after] + b"\0", body[after:])
+    return publish_packet(body[:after] + properties, body[after:])
+
+
+def _properties(record: bytes, now_ms: int) -> bytes:
+    return properties_of(record, now_ms) if record[EXTENSION_AT] or record[EXTENSION_AT + 1] else b"\0"
 
 
 def _delivery(channel: Channel, targets: tuple[int, ...], pending: list[bytes]) -> ev.Deliver:

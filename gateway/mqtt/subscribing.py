@@ -32,8 +32,7 @@ class Subscribing:
         self._client, self._clients = client, clients
         self._takes_mail = False
         self._codes: dict[int, dict[str, tuple[int, bool]]] = {}
-        """Packet ID of a SUBSCRIBE → for each filter its reason code, and whether it is the user's own; as many as the session lets
-        wait."""
+        """Packet ID of a SUBSCRIBE → for each filter its SUBACK code, and whether it is the user's own."""
 
     def wait_s(self, filters: int) -> float | None:
         """Take the client's turn among those that join much. Returns the seconds to wait; None: too many wait, or join in all."""

@@ -71,7 +71,7 @@ class Filter(NamedTuple):
 def parse_filter(text: str) -> Filter | TopicRefusal:
     """Read what a client wants to subscribe to, or find the reason why it cannot. Never raises.
 
-    `room/{RoomID}`, `user/{UIN}`, free topics, free topics with wildcards, `$SYS/…`, and `$share/GROUP/` before a room or free topics.
+    `room/{RoomID}`, `user/{UIN}`, free topics with wildcards or without, `$SYS/…`; `$share/GROUP/` before a room or free topics.
     """
     return _parsed(text) if len(text) <= CACHED_NAME_LENGTH else _parse(text)
 
