@@ -61,6 +61,29 @@ REASON_MOVED: Reason.ValueType  # 4
 REASON_KICKED: Reason.ValueType  # 5
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
+class _WillPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WillPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WillPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WILL_SET: _WillPhase.ValueType  # 0
+    """the connection lives"""
+    WILL_ENDED: _WillPhase.ValueType  # 1
+    """it has ended, and the will is due after its delay"""
+    WILL_GONE: _WillPhase.ValueType  # 2
+    """published, or not to be published"""
+
+class WillPhase(_WillPhase, metaclass=_WillPhaseEnumTypeWrapper): ...
+
+WILL_SET: WillPhase.ValueType  # 0
+"""the connection lives"""
+WILL_ENDED: WillPhase.ValueType  # 1
+"""it has ended, and the will is due after its delay"""
+WILL_GONE: WillPhase.ValueType  # 2
+"""published, or not to be published"""
+Global___WillPhase: _TypeAlias = WillPhase  # noqa: Y015
+
 @_typing.final
 class GatewayMessage(_message.Message):
     """To a router: a user's first connection on a gateway joined a room, or its last one left it.
@@ -749,30 +772,127 @@ class Fenced(_message.Message):
 Global___Fenced: _TypeAlias = Fenced  # noqa: Y015
 
 @_typing.final
-class SharedOutcome(_message.Message):
-    """gateway -> broker: messages of shared subscriptions that a member has taken, or that no member here can take."""
+class WillState(_message.Message):
+    """gateway -> the relays of the user's partition; relay -> its peers; relay -> a gateway, to publish it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TAKEN_FIELD_NUMBER: _builtins.int
-    RETURNED_FIELD_NUMBER: _builtins.int
-    taken: _builtins.bytes
-    """16 bytes each, little-endian: SnowflakeID u64, number of the group u64"""
-    returned: _builtins.bytes
-    """likewise"""
+    ID_FIELD_NUMBER: _builtins.int
+    UIN_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    LEFT_MS_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """unique: instance and generation of the gateway, and a counter"""
+    uin: _builtins.int
+    device: _builtins.int
+    """DeviceID, without its class"""
+    phase: Global___WillPhase.ValueType
+    delay_ms: _builtins.int
+    """from the end of the connection on"""
+    left_ms: _builtins.int
+    """ENDED: what is left of the delay"""
+    message_id: _builtins.int
+    """ENDED: SnowflakeID, the same for every publisher"""
+    @_builtins.property
+    def message(self) -> Global___WillMessage:
+        """absent where the receiver has it"""
+
     def __init__(
         self,
         *,
-        taken: _builtins.bytes = ...,
-        returned: _builtins.bytes = ...,
+        id: _builtins.int = ...,
+        uin: _builtins.int = ...,
+        device: _builtins.int = ...,
+        phase: Global___WillPhase.ValueType = ...,
+        delay_ms: _builtins.int = ...,
+        left_ms: _builtins.int = ...,
+        message_id: _builtins.int = ...,
+        message: Global___WillMessage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["returned", b"returned", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "device", b"device", "id", b"id", "left_ms", b"left_ms", "message", b"message", "message_id", b"message_id", "phase", b"phase", "uin", b"uin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SharedOutcome: _TypeAlias = SharedOutcome  # noqa: Y015
+Global___WillState: _TypeAlias = WillState  # noqa: Y015
+
+@_typing.final
+class WillMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    QOS_FIELD_NUMBER: _builtins.int
+    RETAIN_FIELD_NUMBER: _builtins.int
+    EXTENSION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    payload: _builtins.bytes
+    qos: _builtins.int
+    retain: _builtins.bool
+    extension: _builtins.bytes
+    """of the record"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        payload: _builtins.bytes = ...,
+        qos: _builtins.int = ...,
+        retain: _builtins.bool = ...,
+        extension: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["extension", b"extension", "payload", b"payload", "qos", b"qos", "retain", b"retain", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WillMessage: _TypeAlias = WillMessage  # noqa: Y015
+
+@_typing.final
+class WillStates(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WILLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def wills(self) -> _containers.RepeatedCompositeFieldContainer[Global___WillState]: ...
+    def __init__(
+        self,
+        *,
+        wills: _abc.Iterable[Global___WillState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["wills", b"wills"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WillStates: _TypeAlias = WillStates  # noqa: Y015
+
+@_typing.final
+class WillPublished(_message.Message):
+    """gateway -> the relay that asked it to publish a will."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WillPublished: _TypeAlias = WillPublished  # noqa: Y015
 
 @_typing.final
 class Control(_message.Message):
@@ -793,7 +913,9 @@ class Control(_message.Message):
     LISTING_PAGE_FIELD_NUMBER: _builtins.int
     ABSENCE_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
-    SHARED_OUTCOME_FIELD_NUMBER: _builtins.int
+    WILL_STATES_FIELD_NUMBER: _builtins.int
+    PUBLISH_WILL_FIELD_NUMBER: _builtins.int
+    WILL_PUBLISHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gateway_messages(self) -> Global___GatewayMessages: ...
     @_builtins.property
@@ -825,7 +947,11 @@ class Control(_message.Message):
     @_builtins.property
     def fenced(self) -> Global___Fenced: ...
     @_builtins.property
-    def shared_outcome(self) -> Global___SharedOutcome: ...
+    def will_states(self) -> Global___WillStates: ...
+    @_builtins.property
+    def publish_will(self) -> Global___WillState: ...
+    @_builtins.property
+    def will_published(self) -> Global___WillPublished: ...
     def __init__(
         self,
         *,
@@ -844,13 +970,15 @@ class Control(_message.Message):
         listing_page: Global___ListingPage | None = ...,
         absence: Global___Absence | None = ...,
         fenced: Global___Fenced | None = ...,
-        shared_outcome: Global___SharedOutcome | None = ...,
+        will_states: Global___WillStates | None = ...,
+        publish_will: Global___WillState | None = ...,
+        will_published: Global___WillPublished | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "shared_outcome", b"shared_outcome", "signals_delivered", b"signals_delivered"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "publish_will", b"publish_will", "signals_delivered", b"signals_delivered", "will_published", b"will_published", "will_states", b"will_states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "shared_outcome", b"shared_outcome", "signals_delivered", b"signals_delivered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "publish_will", b"publish_will", "signals_delivered", b"signals_delivered", "will_published", b"will_published", "will_states", b"will_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "publish_batch", "publish_outcome", "chat_offline", "device_replaced", "signals_delivered", "digest_request", "instance_roots", "bucket_digests", "listing_request", "listing_page", "absence", "fenced", "shared_outcome"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "publish_batch", "publish_outcome", "chat_offline", "device_replaced", "signals_delivered", "digest_request", "instance_roots", "bucket_digests", "listing_request", "listing_page", "absence", "fenced", "will_states", "publish_will", "will_published"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -1,0 +1,67 @@
+"""Events and effects of the core of a gateway's wills."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.core.contract import EndOfTurn, SendControl, Settled, Tick
+from cluster.wills.will import Will, WillMessage
+from gateway.events import RelaysChanged
+from pixiu.ids import EndpointID
+
+
+@dataclass(frozen=True, slots=True)
+class SetWill:
+    """A connection has a will; it replaces the one that the connection had."""
+
+    connection: int
+    uin: int
+    device: int
+    message: WillMessage
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndWill:
+    """A connection has ended. `publish`: not by a DISCONNECT that takes the will back."""
+
+    connection: int
+    publish: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOpened:
+    """A device connected to this gateway: its delayed wills are not published any more."""
+
+    connection: int
+    uin: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class WillAsked:
+    """A relay asks this gateway to publish a will that is due."""
+
+    relay: EndpointID
+    will: Will
+    message_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class WillDone:
+    """A try to publish a will ended. `again`: it failed, and another try may succeed."""
+
+    id: int
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PublishWill:
+    """Effect: publish a will; `WillDone` follows."""
+
+    will: Will
+    message_id: int
+
+
+Event = SetWill | EndWill | DeviceOpened | WillAsked | WillDone | RelaysChanged | Settled | Tick | EndOfTurn
+Effect = PublishWill | SendControl
