@@ -169,7 +169,12 @@ class Announcer:
         for _ in range(min(SCAN_SLICE, len(target.scan))):
             id_ = target.scan.popleft()
             uin = self._wills.user(id_)
-            if uin is not None and serves(target.partition, uin, self._partitions):
+            if uin is None or not serves(target.partition, uin, self._partitions):
+                continue
+            # What is due is the relays' matter once one has it: it may be over by now.
+            if self._wills.phase(id_) is not Phase.ENDED or not any(
+                other.known.get(id_) is Phase.ENDED for other in self._targets.values()
+            ):
                 target.waiting[id_] = None
 
     def _send(self, target: _Target, out: list[SendControl]) -> None:

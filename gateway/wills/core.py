@@ -110,6 +110,7 @@ class Core(EventTable[ev.Effect]):
         self.on(ev.DeviceOpened, self._on_opened)
         self.on(ev.WillAsked, self._on_asked)
         self.on(ev.WillDone, self._on_done)
+        self.on(ev.WillOver, self._on_over)
         self.on(RelaysChanged, self._on_relays)
         self.on(Settled, self._on_settled)
         self.on(Tick, self._on_tick)
@@ -259,6 +260,11 @@ class Core(EventTable[ev.Effect]):
     def _on_asked(self, event: ev.WillAsked, now: float, out: list[ev.Effect]) -> None:
         if event.will.id in self._jobs or len(self._jobs) < MAX_JOBS:
             self._publish(event.will, event.message_id, event.relay, out)
+
+    def _on_over(self, event: ev.WillOver, now: float, out: list[ev.Effect]) -> None:
+        held = self._held.get(event.id)
+        if held is not None and held.phase is Phase.ENDED:
+            self._gone(event.id)
 
     def _publish(self, will: Will, message_id: int, relay: EndpointID | None, out: list[ev.Effect]) -> None:
         job = self._jobs.get(will.id)

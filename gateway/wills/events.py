@@ -56,6 +56,13 @@ class WillDone:
 
 
 @dataclass(frozen=True, slots=True)
+class WillOver:
+    """A relay had a will of this gateway published, or its device is back."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class PublishWill:
     """Effect: publish a will; `WillDone` follows."""
 
@@ -63,5 +70,5 @@ class PublishWill:
     message_id: int
 
 
-Event = SetWill | EndWill | DeviceOpened | WillAsked | WillDone | RelaysChanged | Settled | Tick | EndOfTurn
+Event = SetWill | EndWill | DeviceOpened | WillAsked | WillDone | WillOver | RelaysChanged | Settled | Tick | EndOfTurn
 Effect = PublishWill | SendControl

@@ -34,9 +34,9 @@ MAX_GONE: Final = 100_000
 """Wills that are known to be over, in each of two generations. Policy: the older generation is forgotten."""
 AGREE_S: Final = 3.0
 """Time for peers to confirm that a will of a lost gateway is due, seconds."""
-ASK_S: Final = 3.0
+ASK_S: Final = 1.0
 """Time for a gateway to publish a will, seconds; then the next one is asked."""
-OVERDUE_S: Final = 5.0
+OVERDUE_S: Final = 3.0
 """Time after which a replica sends an overdue will to its user's owner, again and again, seconds."""
 KEPT_S: Final = 600.0
 """Time for which it does so, or for which an owner asks gateways, seconds. Policy: the will is dropped and counted."""
@@ -69,6 +69,8 @@ class _Held:
     phase: Phase = Phase.SET
     over: bool = False
     """True once its gateway's run is over."""
+    moved: bool = False
+    """True once the device has a newer connection elsewhere."""
     message_id: int = 0
     due: float = NEVER
     """Time at which it is published, or was; `NEVER` while its connection lives."""
@@ -95,7 +97,7 @@ class Core(EventTable[SendControl]):
         self.counters = Counters()
         self.bytes = 0
         self.awaited: dict[tuple[int, int], list[int]] = {}
-        """(UIN, device) → delayed wills that are not published if the device comes back."""
+        """(UIN, device) → wills with a delay, which are not published if the device comes back before it is over."""
         self._endpoint, self._gone_s, self._unix_ms, self._is_back = endpoint, gone_s, unix_ms, is_back
         self._held: dict[int, _Held] = {}
         self._of_run: dict[int, dict[int, None]] = {}
@@ -146,7 +148,11 @@ class Core(EventTable[SendControl]):
                 if event.run is None and state.phase is not Phase.GONE:
                     self._say(event.peer, State(state.id, state.uin, state.device, Phase.GONE), out)
             elif state.phase is Phase.GONE:
-                self._forget(state.id)
+                held = self._held.get(state.id)
+                if held is not None and held.phase is Phase.ENDED and event.run is not None:
+                    self._over_with(held, out)
+                else:
+                    self._forget(state.id)
             else:
                 self._take(state, now, out)
 
@@ -163,6 +169,8 @@ class Core(EventTable[SendControl]):
             held = self._held[will.id] = _Held(will)
             self.bytes += size
             self._of_run.setdefault(will.run, {})[will.id] = None
+            if will.delay_ms:
+                self.awaited.setdefault((will.uin, will.device), []).append(will.id)
             self._look_at = min(self._look_at, now)
         if state.phase is Phase.ENDED and held.phase is Phase.ENDED and not held.asked:
             held.message_id = min(held.message_id, state.message_id)  # two believed to be the owner
@@ -173,29 +181,33 @@ class Core(EventTable[SendControl]):
         will = held.will
         held.phase, held.message_id, held.due = Phase.ENDED, message_id, due
         self._leave_run(will)
-        if will.delay_ms:
-            if self._is_back(will.uin, will.device, will.run, held.over):
-                self._back(held, out)
-                return
-            waiting = self.awaited.setdefault((will.uin, will.device), [])
-            if will.id not in waiting:
-                waiting.append(will.id)
+        if held.moved:
+            self._back(held, out)
+            return
         heapq.heappush(self._timers, (due, will.id))
 
     def _on_device(self, event: ev.DeviceCame, now: float, out: list[SendControl]) -> None:
         for id_ in list(self.awaited.get((event.uin, event.device), ())):
             held = self._held[id_]
-            if held.will.run != event.run:
+            if held.will.run == event.run:
+                continue
+            if held.phase is Phase.ENDED:
                 self._back(held, out)
+            elif event.newest or held.over:
+                held.moved = True
 
     def _back(self, held: _Held, out: list[SendControl]) -> None:
         self.counters.wills_client_back += 1
         self._over_with(held, out)
 
     def _over_with(self, held: _Held, out: list[SendControl]) -> None:
-        """Forget a will, and have the peers forget it."""
+        """Forget a will, and have the peers and the gateway that reported it forget it."""
         will = held.will
         self._forget(will.id)
+        gateway = self._cluster.gateways.get(will.run)
+        if gateway is not None:
+            over = control_pb2.Control(will_published=control_pb2.WillPublished(id=will.id))
+            out.append(SendControl(gateway, [over.SerializeToString()]))
         for peer in self._peers():
             self._say(peer, State(will.id, will.uin, will.device, Phase.GONE), out)
 

@@ -44,11 +44,12 @@ class ClusterSeen:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCame:
-    """A gateway reported a device."""
+    """A gateway reported a device. `newest`: no connection of the device is known that is newer."""
 
     uin: int
     device: int
     run: int
+    newest: bool
 
 
 Event = WillsReceived | WillPublished | ClusterSeen | DeviceCame | Settled | Tick
