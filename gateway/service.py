@@ -47,10 +47,12 @@ from gateway.options import Options
 from gateway.retained.client import RetainedClient
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import Tickets
+from gateway.wills.events import DeviceOpened, EndWill, SetWill
+from gateway.wills.service import WillPublisher
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
-from pixiu.errors import Unavailable
+from pixiu.errors import MalformedData, Unavailable
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
@@ -93,27 +95,21 @@ class Service(RoleShell):
                 context.log.warning(TICKET_KEYS_READABLE, path=context.cluster.ticket_key_dir)
         self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN))
         self._publishers = ConfirmedPublishers(self._vrooms, self._runner.step)
-        self._retained = RetainedClient(
-            view=lambda: context.view,
-            state=context.links.state,
-            topics=TopicRooms(context.cluster.topic_rooms),
-            step=self._runner.step,
-            takes_more=self._takes_more,
-            log=context.log,
-            tls=context.tls,
-        )
+        topics, largest = TopicRooms(context.cluster.topic_rooms), context.cluster.max_record_bytes
+        self._wills = WillPublisher(context.now, self._publishers, topics, self._vrooms, largest)
+        self.run(self._wills.runner)
         self._clients = Clients(
             context.options,
             now=context.now,
-            step=self._runner.step,
+            step=self._step,
             next_snowflake=self._numbers.next_snowflake,
             publishers=self._publishers,
             roles=lambda: context.view.layout.roles,
             endpoint=context.endpoint_id,
-            max_record_bytes=context.cluster.max_record_bytes,
+            max_record_bytes=largest,
             vrooms=self._vrooms,
             through_relays=self._through_relays,
-            topics=TopicRooms(context.cluster.topic_rooms),
+            topics=topics,
             guard=self._guard,
             tickets=self._tickets,
             turn=context.turn,
@@ -190,6 +186,7 @@ class Service(RoleShell):
             unix_ms=lambda: time.time_ns() // 1_000_000,
             ticket_of=self._held_tickets.of if self._tickets is not None else None,
         )
+        self._wills.start(found.instance, found.generation, self._context.links)
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=options.mqtt_host, mqtt_port=port)
 
     def on_settings(self, _cluster: ClusterOptions, options: Options) -> None:
@@ -211,7 +208,8 @@ class Service(RoleShell):
         for listener in self._listeners:
             listener.close()
         self._clients.drain(self._options.drain_spread_s(len(self._clients)), self._options.drain_last_s)
-        while self._clients or (self._core is not None and (self._core.unconfirmed or self._core.confirming.unresolved)):
+        core, wills = self._core, self._wills
+        while self._clients or wills.unfinished or (core is not None and (core.unconfirmed or core.confirming.unresolved)):
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def stop(self) -> None:
@@ -272,6 +270,14 @@ class Service(RoleShell):
                 control.ParseFromString(message)
             except DecodeError:
                 return Outcome.MALFORMED
+            if control.HasField("publish_will") or control.HasField("will_published"):
+                if not self._is_relay(peer):
+                    return Outcome.NOT_TAKEN
+                try:
+                    self._wills.on_control(peer, control)
+                except MalformedData:
+                    return Outcome.MALFORMED
+                continue
             event = event_of(peer, control, self._is_relay)
             if not isinstance(event, ev.BatchResolved):
                 outcome = Outcome.TAKEN
@@ -284,6 +290,7 @@ class Service(RoleShell):
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Note parcels that routers and proxies handled, or lost."""
         self._runner.step(Settled(settled))
+        self._wills.runner.step(Settled(settled))
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
         """Note that a router, relay or proxy is doubted, dead, or back."""
@@ -332,12 +339,14 @@ class Service(RoleShell):
 
     # Inside.
 
-    def _reach(self, view: View) -> None:
-        """Heartbeat routers, relays and proxies; brokers while they must know which messages of shared subscriptions were taken."""
-        self._reaches_brokers = self._core is not None and bool(self._core.index.groups)
-        roles = ("router", "relay", "proxy", *(("broker",) if self._reaches_brokers else ()))
-        nodes = [node for role in roles for node in view.of_role(role)]
-        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.stream_port) for node in nodes)
+    def _step(self, event: ev.Event | SetWill | EndWill) -> None:
+        """Give an event of clients to the core that it is for."""
+        if isinstance(event, SetWill | EndWill):
+            self._wills.runner.step(event)
+            return
+        self._runner.step(event)
+        if isinstance(event, ev.Opened):
+            self._wills.runner.step(DeviceOpened(event.connection, event.uin, event.device))
 
     def _kick(self, request: str) -> None:
         if self._guard is not None:
@@ -383,7 +392,9 @@ class Service(RoleShell):
         view, step = self._context.view, self._runner.step
         step(ev.RoutersChanged(view.layout.partitions("router"), self._replicas(view, "router")))
         partitions = view.layout.partitions("relay") if self._clients.serves_users else 0
-        step(ev.RelaysChanged(partitions, self._replicas(view, "relay") if partitions else ()))
+        relays = ev.RelaysChanged(partitions, self._replicas(view, "relay") if partitions else ())
+        step(relays)
+        self._wills.runner.step(relays)
         step(ev.ProxiesChanged(tuple(replace(proxy, partition=0) for proxy in self._replicas(view, "proxy"))))
 
     def _replicas(self, view: View, role: str) -> tuple[ev.Replica, ...]:
@@ -408,7 +419,7 @@ class Service(RoleShell):
         samples |= self._guard.samples() if self._guard is not None else {}
         samples |= self._tickets.samples() if self._tickets is not None else {}
         samples |= self._mail.samples()
-        samples |= self._retained.samples()
+        samples |= self._wills.samples()
         if core is not None:
             samples |= totals(core.counters)
             samples |= totals(core.mail.counters, "mail_")

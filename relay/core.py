@@ -12,7 +12,7 @@ Source: PiXiu §7.3; docs/architecture.md, "A message to a user", docs/membershi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -94,6 +94,8 @@ class Core(ReplicaCore):
         """Connections whose gateways were notified that a newer login replaced them."""
         self._newer: dict[int, int] = {}
         """GatewayMsgID of an unconfirmed connect → the connect time above it."""
+        self.reported: Callable[[list[Update]], None] = lambda changes: None
+        """Called with what gateways have reported of devices."""
         self.on(RecordsReceived, self._on_records)
 
     def presence(self, uins: Iterable[int]) -> list[UserPresence]:
@@ -112,6 +114,18 @@ class Core(ReplicaCore):
         if self._view is None or self.state is not State.RUNNING or self.partition >= self._view.partitions:
             return ()
         return tuple(sorted((self.endpoint, *self._view.running(self.partition, self._dead))))
+
+    def gateway_run_of(self, endpoint: EndpointID) -> int | None:
+        """The run of a gateway in the registry; None: it is none."""
+        return self._view.runs.get(endpoint) if self._view is not None else None
+
+    def is_relay(self, endpoint: EndpointID) -> bool:
+        """True if the registry has this relay."""
+        return self._view is not None and endpoint in self._view.replicas
+
+    def gateway_runs(self) -> dict[int, EndpointID]:
+        """Run → gateway in the registry."""
+        return {run: endpoint for endpoint, run in self._view.runs.items()} if self._view is not None else {}
 
     def reachable_gateways(self) -> list[int]:
         """Endpoints of gateways that are in the registry and not silent."""
@@ -193,6 +207,7 @@ class Core(ReplicaCore):
                     del self._newer[next(iter(self._newer))]
                 self._newer[change.id] = newer
         applied = super()._apply(messages, now, out)
+        self.reported(applied.changes)
         for change in applied.changes:
             if change.login and not self.devices.newer(change):
                 self._replace(change, out)

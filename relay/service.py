@@ -6,9 +6,10 @@ Source: PiXiu §7.3.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from cluster.core.contract import RecordsReceived
 from cluster.core.role import totals
@@ -21,6 +22,7 @@ from cluster.process.context import Context
 from cluster.process.tracing import tracer_of
 from cluster.trust import tickets
 from cluster.trust.followed_keys import ProofKeys
+from cluster.wire.v1 import control_pb2
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.ids import EndpointID, hex_id
@@ -31,6 +33,14 @@ from relay.login_proofs import LoginProofs
 from relay.mail.devices import TrackedDevices
 from relay.mail.service import MailService
 from relay.options import Options
+from relay.wills.events import ClusterSeen
+from relay.wills.service import Wills
+
+WILLS: Final = (
+    control_pb2.Control(will_states=control_pb2.WillStates()).SerializeToString()[:2],
+    control_pb2.Control(will_published=control_pb2.WillPublished()).SerializeToString()[:2],
+)
+"""Beginnings of control messages about wills: nearly all others are reports of devices, which are parsed once."""
 
 
 class Service(ReplicaService):
@@ -56,6 +66,10 @@ class Service(ReplicaService):
         super().__init__(context, self._relay, options.store_mb, others=("proxy", "broker"))
         self._runner.effects.on(UnprovenLogins, self._unproven)
         self.mail = MailService(context, self._relay, devices)
+        self.wills = Wills(context.endpoint_id, options.gone_gateway_s, devices, context.now)
+        self.run(self.wills.runner)
+        self.wills.start(context.links)
+        self._relay.reported = self.wills.reported
         wire_pb2_grpc.add_PresenceServicer_to_server(PresenceService(self._relay), context.server)
 
     async def drain(self) -> None:
@@ -77,12 +91,38 @@ class Service(ReplicaService):
     def on_view(self, view: View) -> None:
         """Take a view, as `ReplicaService.on_view`; the owners of users' mail may have changed."""
         super().on_view(view)
-        self.mail.look_around()
+        self._look_around()
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
         """Take a peer's state, as `MemberService.on_peer_state`."""
         super().on_peer_state(peer, state)
-        self.mail.look_around()
+        self._look_around()
+
+    def on_control(self, peer: EndpointID, messages: list[bytes]) -> Outcome:
+        """Take control messages: those about wills, and others as `MemberService.on_control`."""
+        if not any(message[:2] in WILLS for message in messages):
+            return super().on_control(peer, messages)
+        run = self._relay.gateway_run_of(peer)
+        if run is None and not self._relay.is_relay(peer):
+            self._context.look_again()
+            return Outcome.NOT_TAKEN
+        outcome, others = Outcome.TAKEN, []
+        for message in messages:
+            if message[:2] not in WILLS:
+                others.append(message)
+                continue
+            try:
+                control = control_pb2.Control.FromString(message)
+            except DecodeError:
+                return Outcome.MALFORMED
+            if self.wills.on_control(peer, run, control) is Outcome.MALFORMED:
+                outcome = Outcome.MALFORMED
+        return super().on_control(peer, others) if others and outcome is Outcome.TAKEN else outcome
+
+    def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
+        """Report settled parcels, as `ReplicaService.on_settled`."""
+        super().on_settled(peer, settled)
+        self.wills.settled(settled)
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """Route a batch of a proxy, or of another relay whose partition the user has left."""
@@ -90,7 +130,14 @@ class Service(ReplicaService):
 
     def _become(self, state: NodeState) -> None:
         super()._become(state)
+        self._look_around()
+
+    def _look_around(self) -> None:
         self.mail.look_around()
+        relay = self._relay
+        gateways = relay.gateway_runs()
+        reachable = frozenset(EndpointID(endpoint) for endpoint in relay.reachable_gateways())
+        self.wills.seen(ClusterSeen(relay.partition, relay.partitions, relay.mail_owners(), gateways, reachable))
 
     def _unproven(self, effect: UnprovenLogins) -> None:
         endpoint = hex_id(effect.gateway)
@@ -102,7 +149,7 @@ class Service(ReplicaService):
     def _samples(self) -> dict[str, object]:
         own = {"users": self._relay.devices.users, "devices_replaced_total": self._relay.replaced}
         own["logins_without_ticket_total"] = self._relay.unproven
-        return {**super()._samples(), **totals(self._relay.chat.counters), **own, **self.mail.samples()}
+        return {**super()._samples(), **totals(self._relay.chat.counters), **own, **self.wills.samples(), **self.mail.samples()}
 
 
 class PresenceService(wire_pb2_grpc.PresenceServicer):

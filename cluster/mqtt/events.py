@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from cluster.mqtt.packets import Connect, Publish, Reason
-from cluster.mqtt.reason_codes import ReasonCode
-from cluster.mqtt.terms import Terms
+from cluster.mqtt.packets import Publish, Will
 from pixiu.ids import UIN, RoomID
 from pixiu.placement.topics import TopicRefusal
 
@@ -144,8 +142,10 @@ class Connected:
     """Begin the session. Its CONNACK is the next effect."""
 
     client_id: str
-    connect: Connect
-    terms: Terms
+    user_name: str | None
+    clean_session: bool
+    keep_alive_s: int
+    will: Will | None = None
 
 
 class PublishMessages(NamedTuple):

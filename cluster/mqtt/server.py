@@ -6,9 +6,14 @@ drawn from it.
 
 Promises to stock clients, and the choices that MQTT leaves open (docs/mqtt.md has all of them):
 
-- *Sessions end with their connection*: session present is 0, and a client of MQTT 5 that asks for more gets session expiry 0.
-  Departs from [MQTT-3.1.2-4]; the 0 tells the client. Mail is the exception: a client that asks for a session that is kept (clean
-  session off, or a session expiry above 0) and subscribes to its own `user/{UIN}` with QoS 1 takes the user's mail, too.
+- *Will*: the shell keeps it, and publishes it unless the client disconnects; the shell refuses a CONNECT whose will the client
+  may not publish.
+- *Clean session off* is accepted with session present 0: a session ends with its connection. Departs from [MQTT-3.1.2-4] because
+  sessions are not stored yet; the 0 tells the client.
+- *Subscriptions*: `room/{RoomID}` and free topics without wildcards are granted QoS 0, and so is the client's own
+  `user/{UIN}` by the shell; another user's, `$…`, wildcards and names of more than 4,096 characters get 0x80. SUBACK waits for
+  the whole cluster: a message published after it is delivered. With clean session off and QoS 1 `user/{UIN}` takes the user's
+  mail, too.
 - *Mail* goes out with QoS 1 and a packet identifier made of its place in the inbox (`cluster.mqtt.mail`). PUBACKs may come in any
   order; mail without one is sent again on the next connection, with DUP. A lane without any PUBACK for `puback_timeout_s` closes
   the connection. A PUBACK that nothing waits for is ignored.
@@ -390,14 +395,8 @@ class ServerSession:
     def _judge_connect(self, packet: Connect) -> tuple[Event, object] | None:
         if self._state is not State.CONNECTING:
             return Event.CONNECT, packet
-        code: ReasonCode | None = ReasonCode.SUCCESS
-        unnamed = not packet.client_id
-        if unnamed and packet.dialect is not MQTT_5 and (packet.dialect is MQTT_3_1 or not packet.clean_session):
-            code = ReasonCode.CLIENT_ID_NOT_VALID
-        elif packet.properties and Property.AUTHENTICATION_METHOD in packet.properties:
-            code = ReasonCode.BAD_AUTHENTICATION_METHOD
-        elif packet.will is not None and isinstance(self._resolve(packet.will.topic), TopicRefusal):
-            code = ReasonCode.TOPIC_NAME_INVALID if packet.dialect is MQTT_5 else ReasonCode.NOT_AUTHORISED
+        if not packet.client_id and not packet.clean_session:
+            code = ConnackCode.IDENTIFIER_REJECTED
         else:
             code = self._admit(packet)
         if code is None:
@@ -417,14 +416,10 @@ class ServerSession:
     def _accept(self, packet: Connect, now: float, effects: list[Effect]) -> None:
         """Start the session, CONNACK 0."""
         self._client_id = packet.client_id or self._assigned_client_id
-        self._terms = terms = agree(packet, self._limits)
-        self._silence_s = terms.keep_alive_s * self._limits.keep_alive_factor
-        properties: Properties | None = None
-        if terms.dialect is MQTT_5:
-            properties = announced(packet, terms, self._limits, self._client_id)
-            self._aliases = Aliases(self._limits.max_topic_aliases)
-        effects.append(Connected(self._client_id, packet, terms))
-        effects.append(Send(codec.encode(Connack(False, ReasonCode.SUCCESS, properties), terms.dialect)))
+        self._clean_session = packet.clean_session
+        self._silence_s = packet.keep_alive_s * self._limits.keep_alive_factor
+        effects.append(Connected(self._client_id, packet.user_name, packet.clean_session, packet.keep_alive_s, packet.will))
+        effects.append(Send(codec.encode(Connack(False, ConnackCode.ACCEPTED))))
 
     def _refuse(self, refusal: _Refusal, now: float, effects: list[Effect]) -> None:
         """CONNACK with the reason, close."""

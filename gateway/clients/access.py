@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, LoginSession
-from cluster.access.rules import INBOX, PUBLISH, SUBSCRIBE, Target, of_topic_name, of_user
-from cluster.mqtt.packets import Connect, Publish
-from cluster.mqtt.reason_codes import ReasonCode
+from cluster.access.rules import INBOX, PUBLISH, SUBSCRIBE, Target, of_user
+from cluster.mqtt.packets import ConnackCode, Connect, Publish, Will
 from cluster.trust.identity import Credentials, Identity
-from pixiu.errors import Draining, NotAllowed, NotAuthenticated, Overloaded, PixiuError
-from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, Filter, parse_filter, user_of_topic
+from cluster.wills.will import MAX_PAYLOAD_BYTES
+from pixiu.errors import InvalidArgument, NotAllowed, NotAuthenticated, PixiuError
+from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.topic_rooms import TopicRooms
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, TopicRefusal, destination
 
 
 def credentials_of(connect: Connect, address: str, certificate: bytes) -> Credentials:
@@ -76,11 +78,37 @@ def may_publish(access: LoginSession, key: int, message: Publish) -> bool:
     return access.allows(PUBLISH, target_of(key, message.topic))
 
 
-def foresee_subscribe(access: LoginSession, uin: int, filters: Iterable[str]) -> bool:
-    """True if a callback must be asked before an MQTT client may subscribe to these filters."""
-    for name in filters:
-        access.foresee(SUBSCRIBE, target_of_filter(name))
-        if user_of_topic(name) == uin:
+def will_key(topic: str, topics: TopicRooms, vrooms: VRooms) -> int:
+    """Room or user of the topic of a will. Raises `InvalidArgument` if there is none."""
+    found = destination(topic)
+    if not isinstance(found, TopicRefusal) and topic.startswith(ROOM_PREFIX) and vrooms.is_vroom(found):
+        found = TopicRefusal.VROOM
+    if isinstance(found, TopicRefusal):
+        raise InvalidArgument(f"no room carries the topic of the will: {found.value}")
+    return found if topic.startswith((ROOM_PREFIX, USER_PREFIX)) else topics.room(topic)
+
+
+def check_will(access: LoginSession | None, will: Will, topics: TopicRooms, vrooms: VRooms) -> None:
+    """Check the will of a client that connects; callbacks were asked. Raises `NotAllowed` if the client may not publish it,
+    `InvalidArgument` for its topic or size."""
+    key = will_key(will.topic, topics, vrooms)
+    if len(will.payload) > MAX_PAYLOAD_BYTES:
+        raise InvalidArgument(f"the payload of a will has at most {MAX_PAYLOAD_BYTES} bytes, this one {len(will.payload)}")
+    if access is not None:
+        access.require(PUBLISH, target_of(key, will.topic))
+
+
+def foresee_will(access: LoginSession, will: Will, topics: TopicRooms, vrooms: VRooms) -> bool:
+    """True if a callback must be asked before a client may connect with this will. Raises `InvalidArgument` for its topic."""
+    access.foresee(PUBLISH, target_of(will_key(will.topic, topics, vrooms), will.topic))
+    return access.must_ask
+
+
+def foresee_subscribe(access: LoginSession, uin: int, filters: Iterable[tuple[str, int]]) -> bool:
+    """True if a callback must be asked before an MQTT client may subscribe to these: (topic, room or user)."""
+    for topic, key in filters:
+        access.foresee(SUBSCRIBE, target_of(key, topic))
+        if topic.startswith(USER_PREFIX) and key == uin:
             access.foresee(INBOX, of_user(uin))
     return access.must_ask
 

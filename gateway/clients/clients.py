@@ -23,9 +23,10 @@ from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.core.role import totals
 from cluster.core.turn import Newcomers, PacedLine, Turn
 from cluster.mqtt.events import CloseReason
-from cluster.mqtt.outbound import OutboundCounters
-from cluster.mqtt.terms import SessionLimits
+from cluster.mqtt.packets import Will
+from cluster.mqtt.server import SessionLimits
 from cluster.trust.identity import Credentials, Identity
+from cluster.wills.will import MAX_DELAY_MS, WillMessage
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.clients.admission import Admission
@@ -40,8 +41,9 @@ from gateway.clients.slow_consumers import SlowConsumers
 from gateway.mail.queue import MailQueue
 from gateway.mail.run import MailRun
 from gateway.options import Options
-from pixiu.errors import Draining, NotServed, Overloaded, PixiuError
-from pixiu.ids import EndpointID, SnowflakeID
+from gateway.wills.events import EndWill, SetWill
+from pixiu.errors import Draining, Overloaded
+from pixiu.ids import EndpointID, SnowflakeID, device_of_name
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 
@@ -156,19 +158,13 @@ class ClientSession(ABC):
         return patient
 
 
-class Retainer(Protocol):
-    """Retains messages; see `gateway.retained.client.RetainedClient`."""
+class WithWill(Protocol):
+    """A connection that may have a will."""
 
-    def retain(self, record: bytes, topic: str, done: Callable[[PixiuError | None], None]) -> None:
-        """Retain a published record, or clear its topic if its payload is empty; `done` is called once."""
-
-
-class NoRetainer:
-    """Refuses retained messages, where nothing keeps them."""
-
-    def retain(self, record: bytes, topic: str, done: Callable[[PixiuError | None], None]) -> None:
-        """Refuse."""
-        done(NotServed("this gateway keeps no retained messages"))
+    id: int
+    uin: int
+    client_id: str | None
+    access: LoginSession | None
 
 
 class Publishers(Protocol):
@@ -222,7 +218,7 @@ class Clients:
 
     Args:
         now: monotonic seconds.
-        step: gives an event to the gateway's core, and performs the effects.
+        step: gives an event to the gateway's core, or to that of its wills, and performs the effects.
         next_snowflake: a new message's ID. Raises `LeaseExpired`.
         publishers: send messages of QoS 1.
         roles: those of the cluster's layout.
@@ -238,7 +234,7 @@ class Clients:
         options: Options,
         *,
         now: Callable[[], float],
-        step: Callable[[ev.Event], None],
+        step: Callable[[ev.Event | SetWill | EndWill], None],
         next_snowflake: Callable[[], SnowflakeID],
         publishers: Publishers,
         roles: Callable[[], Collection[str]],
@@ -390,6 +386,23 @@ class Clients:
     def retain(self, record: bytes, topic: str, done: Callable[[PixiuError | None], None]) -> None:
         """Keep a message as the retained one of its topic; `done` is called once, with None if it is kept."""
         done(None)
+
+    def set_will(self, connection: WithWill, will: Will | None, delay_s: float, extension: bytes = b"") -> None:
+        """Keep the will of an identified client, in place of what it had; `gateway.clients.access.check_will` has approved it.
+        `delay_s`: from the end of the connection on. `extension`: of its record."""
+        if will is None:
+            self.step(EndWill(connection.id, False))
+            return
+        # Where there are logins the client's name among the gateway's clients begins with its user.
+        name = connection.client_id or ""
+        device = device_of_name(name if connection.access is None else name.removeprefix(f"{connection.uin} "))
+        message = WillMessage(will.topic, will.payload, will.qos, will.retain, extension)
+        delay_ms = min(round(delay_s * 1000), MAX_DELAY_MS)
+        self.step(SetWill(connection.id, connection.uin, device, message, delay_ms))
+
+    def end_will(self, connection: WithWill, publish: bool) -> None:
+        """Handle the end of a client with its will. `publish`: it did not take the will back."""
+        self.step(EndWill(connection.id, publish))
 
     def closed(self, connection: Pending, reason: int) -> None:
         """Remove a connection that ended. `reason`: of control.proto."""

@@ -28,9 +28,11 @@ from cluster.mqtt.server import ServerSession
 from cluster.trust.identity import Credentials, Identity
 from gateway import events as ev
 from gateway.clients.access import (
+    check_will,
     code_of,
     credentials_of,
     foresee_publish,
+    foresee_will,
     open_user,
 )
 from gateway.clients.backlog import Grade
@@ -39,8 +41,8 @@ from gateway.mail.queue import OVERRUN
 from gateway.mail.run import MailRun
 from gateway.mqtt.publishing import Publishing
 from gateway.mqtt.subscribing import Subscribing
-from pixiu.errors import PixiuError
-from pixiu.ids import device_class_of_name, device_of_name, uin_of_name
+from pixiu.errors import InvalidArgument, PixiuError
+from pixiu.ids import UIN, RoomID, device_class_of_name, device_of_name, uin_of_name
 from pixiu.placement.topics import USER_PREFIX
 
 WRITE_BYTES = 64 << 10
@@ -380,7 +382,22 @@ class MQTTConnection(ClientSession):
                 self._timer.cancel()
             self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self._admitted, code_of(error))
             return None
-        return ReasonCode.SUCCESS if self._clients.guard is None else self._log_in(self._clients.guard, connect)
+        if self._clients.guard is None:
+            try:
+                self._check_will(connect)
+            except PixiuError:
+                return ConnackCode.NOT_AUTHORISED  # 3.1.1 has no code for a topic that no room carries
+            return ConnackCode.ACCEPTED
+        return self._log_in(self._clients.guard, connect)
+
+    def _check_will(self, connect: Connect) -> None:
+        if connect.will is not None:
+            check_will(self.access, connect.will, self._clients.topics, self._clients.vrooms)
+
+    async def _ask_about_will(self, access: LoginSession, connect: Connect) -> None:
+        if connect.will is not None and foresee_will(access, connect.will, self._clients.topics, self._clients.vrooms):
+            await access.ask()
+        self._check_will(connect)
 
     def _log_in(self, guard: LoginGuard, connect: Connect) -> ReasonCode | None:
         """Ask the guard. Returns None if it answers later."""
@@ -391,8 +408,8 @@ class MQTTConnection(ClientSession):
         credentials = credentials_of(connect, address, shown or b"")
         try:
             identity = guard.check_now(credentials)
-            if identity is None or self._clients.tickets is not None:
-                task = self._loop.create_task(self._log_in_later(guard, credentials, identity))
+            if identity is None or self._clients.tickets is not None or connect.will is not None:
+                task = self._loop.create_task(self._log_in_later(guard, credentials, identity, connect))
                 self._logging_in = task
                 return None
             self.access = open_user(guard, identity, address, connect.client_id, self._login_over)
@@ -400,8 +417,8 @@ class MQTTConnection(ClientSession):
             return code_of(error)
         return ReasonCode.SUCCESS
 
-    async def _log_in_later(self, guard: LoginGuard, credentials: Credentials, identity: Identity | None) -> None:
-        code = ReasonCode.SUCCESS
+    async def _log_in_later(self, guard: LoginGuard, credentials: Credentials, identity: Identity | None, connect: Connect) -> None:
+        code = ConnackCode.ACCEPTED
         try:
             if identity is None:
                 identity = await guard.check(credentials)
@@ -410,6 +427,9 @@ class MQTTConnection(ClientSession):
             if self._session is None:
                 return  # gone meanwhile
             self.access = open_user(guard, identity, credentials.address, credentials.client_id, self._login_over)
+            await self._ask_about_will(self.access, connect)
+        except InvalidArgument:
+            code = ConnackCode.NOT_AUTHORISED
         except PixiuError as error:
             code = code_of(error)
         self._admitted(code)
@@ -565,10 +585,9 @@ class MQTTConnection(ClientSession):
         self._publishing.earlier = self._clients.client_ids.take_over(self.client_id, self)
         device_class, named, _ = effect.client_id.partition(":")
         class_number = device_class_of_name(device_class) if named else 0
-        self._clients.opened(
-            self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id, exact=terms.limited,
-            credit=terms.receive_maximum,
-        )  # fmt: skip
+        self._clients.opened(self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id)
+        if effect.will is not None:
+            self._clients.set_will(self, effect.will, 0.0)
 
     def _send_mail(self, effect: session_events.SendMail) -> None:
         if self._mail.put([(packet, 1) for packet in effect.packets], anew=effect.anew):
@@ -600,6 +619,8 @@ class MQTTConnection(ClientSession):
         if self.client_id is not None:
             self._clients.client_ids.gone(self.client_id, self, self._publishing.unacknowledged)
         self._clients.closed(self, _LOGOUT_REASONS.get(effect.reason, 1))
+        if self.client_id is not None:
+            self._clients.end_will(self, effect.reason is not CloseReason.CLIENT_DISCONNECTED)
         if self._transport is not None:
             if effect.reason is CloseReason.SLOW_CONSUMER:
                 self._reset()

@@ -108,9 +108,7 @@ class Announcer:
 
     def is_over(self, id_: int) -> bool:
         """True if no relay has anything of a will, nor will get it."""
-        return not any(
-            id_ in target.known or id_ in target.flying or id_ in target.doubted for target in self._targets.values()
-        )
+        return not any(id_ in target.known or id_ in target.flying or id_ in target.doubted for target in self._targets.values())
 
     def forget(self, id_: int) -> None:
         """Report nothing more of a will."""

@@ -24,11 +24,10 @@ from cluster.wire.v1 import control_pb2
 from gateway.events import RelaysChanged
 from gateway.wills import events as ev
 from gateway.wills.announcing import Announcer
-from pixiu.errors import Overloaded
 from pixiu.ids import EndpointID, gateway_msg_id
 
 MAX_BYTES: Final = 256 << 20
-"""Limit of the wills of all connections. Policy: clients with further ones are refused."""
+"""Limit of the wills of all connections. Policy: further ones are not kept, and counted."""
 PATIENCE_S: Final = 2.0
 """Time for relays to take a will that is due, seconds; then this gateway publishes it."""
 KEPT_S: Final = 30.0
@@ -48,6 +47,8 @@ class Counters:
     """Counts since the start of the gateway."""
 
     wills_set: int = 0
+    wills_refused: int = 0
+    """Not kept: there was no space."""
     wills_ended: int = 0
     """Connections that ended and left a will."""
     wills_published: int = 0
@@ -126,11 +127,6 @@ class Core(EventTable[ev.Effect]):
             deadline = min(deadline, job.again_at)
         return deadline
 
-    def check_space(self, size: int) -> None:
-        """Raise `Overloaded` if another will of `size` bytes finds no space."""
-        if self.bytes + size > MAX_BYTES:
-            raise Overloaded(f"the wills of this gateway's clients take {MAX_BYTES >> 20} MiB; use another gateway", 1000)
-
     @property
     def unfinished(self) -> int:
         """Number of wills that would be lost with this process: not with a relay, or being published."""
@@ -166,6 +162,9 @@ class Core(EventTable[ev.Effect]):
 
     def _on_set(self, event: ev.SetWill, now: float, out: list[ev.Effect]) -> None:
         self._take_back(event.connection)
+        if self.bytes + event.message.size > MAX_BYTES:
+            self.counters.wills_refused += 1
+            return
         self._counter += 1
         id_ = gateway_msg_id(*self._identity, self._counter)
         self._held[id_] = _Held(Will(id_, event.uin, event.device, event.delay_ms, event.message), event.connection)

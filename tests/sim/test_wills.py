@@ -1,7 +1,7 @@
 """Wills through the production cores of gateways and relays, on a seeded network that loses, repeats and overtakes messages.
 
-Clients connect with a will, at once or delayed, and leave, are lost, or come back at any gateway; gateways and relays are killed and
-start again. Afterwards each will was published once, or not at all where its client took it back or was back in time. Where the
+Clients connect with a will, at once or delayed, and leave, are lost, or come back at any gateway; gateways and relays are killed
+and start again. Afterwards each will was published once, or not at all where its client took it back or was back in time. Where the
 fault came so soon after the client's act that no relay could know of it, both are right.
 
 A failure prints its seed; the same seed gives the same run. Source: docs/delivery.md, "Wills".
@@ -24,6 +24,7 @@ from gateway.events import RelaysChanged, Replica
 from pixiu.ids import EndpointID, gateway_msg_id, gateway_run
 from tests.sim.network import Network
 
+NOBODY = EndpointID(0)
 GONE_S = 3.0
 SILENT_S = 1.0
 """Time after which everybody sees that a process is gone, at the latest."""
@@ -41,7 +42,7 @@ USERS = range(1, 9)
 class Gateway:
     number: int
     generation: int = 0
-    endpoint: EndpointID = EndpointID(0)
+    endpoint: EndpointID = NOBODY
     core: gateway.wills.core.Core | None = None
     tick_at: float = 0.0
 
@@ -53,7 +54,7 @@ class Gateway:
 @dataclass
 class Relay:
     number: int
-    endpoint: EndpointID = EndpointID(0)
+    endpoint: EndpointID = NOBODY
     core: relay.wills.core.Core | None = None
     devices: set[tuple[int, int, int]] = field(default_factory=set)
     """(UIN, device, run) that are connected, as it knows."""
@@ -252,9 +253,7 @@ class World(Network):
         if effect.token:
             self.after(0.3, settle)
 
-    def take(
-        self, source: Gateway | Relay, endpoint: EndpointID, target: Gateway | Relay, control: control_pb2.Control
-    ) -> None:
+    def take(self, source: Gateway | Relay, endpoint: EndpointID, target: Gateway | Relay, control: control_pb2.Control) -> None:
         if control.HasField("publish_will"):
             state = decode(control.publish_will)
             assert state.will is not None
@@ -304,8 +303,8 @@ class World(Network):
             if case is not None:
                 case.least = case.most = 0
         return [
-            f"{case.topic}: published as {sorted(case.published)}, not {case.least} to {case.most} times; connected {case.since:.2f}, "
-            f"ended {case.ended_at:.2f}, delay {case.delay_ms}"
+            f"{case.topic}: published as {sorted(case.published)}, not {case.least} to {case.most} times; "
+            f"connected {case.since:.2f}, ended {case.ended_at:.2f}, delay {case.delay_ms}"
             for case in self.cases.values()
             if not case.least <= len(case.published) <= case.most
         ]
