@@ -133,7 +133,7 @@ def vectors() -> dict[str, Any]:
         "mqtt_user_names": [{"name": name, "uin": str(uin_of_name(name))} for name in ("7", "007", "0", "alice", "-1", "")],
         "mqtt_packet_ids": [
             {"lane": lane, "seq": str(seq), "packet_id": packet_id_of(lane, seq)}
-            for lane, seq in ((0, 1), (1, 1), (1, 16_382), (1, 16_383), (3, 1 << 40))
+            for lane, seq in ((0, 1), (1, 1), (1, 4_094), (1, 4_095), (3, 1 << 40))
         ],
         "device_names": [{"name": name, "device": str(device_of_name(name))} for name in ("phone", "phone:mine", "")],
         "partitions": [{"key": str(key), "n": n, "partition": key % n} for key in keys for n in counts],
