@@ -13,6 +13,9 @@ from contextlib import contextmanager
 import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 import pixiu
 from tests.support.cluster import LocalCluster, wait_for
@@ -48,7 +51,7 @@ def test_paho_clients_on_two_gateways_chat(cluster: LocalCluster, topic: str) ->
     with paho_client(first, "7") as (anna, to_anna, told_anna), paho_client(second, "8") as (bert, to_bert, told_bert):
         for client, told in ((anna, told_anna), (bert, told_bert)):
             client.subscribe(topic, qos=1)
-            assert told.get(timeout=WAIT_S) == "subscribed [0]"
+            assert told.get(timeout=WAIT_S) == "subscribed [1]"
         for number in range(20):
             anna.publish(topic, b"from anna %d" % number, qos=1)
             bert.publish(topic, b"from bert %d" % number, qos=0)
@@ -60,6 +63,50 @@ def test_paho_clients_on_two_gateways_chat(cluster: LocalCluster, topic: str) ->
             for who in (b"anna", b"bert"):
                 assert [p for _, p in got if who in p] == [b"from %s %d" % (who, n) for n in range(20)]
         assert [told_anna.get(timeout=WAIT_S) for _ in range(20)] == ["published"] * 20
+
+
+def test_mqtt_5_reaches_every_dialect_on_another_gateway_with_its_qos_and_properties(cluster: LocalCluster) -> None:
+    first, second = cluster.mqtt_ports()
+    received: queue.Queue[tuple[str, paho.MQTTMessage]] = queue.Queue()
+    answers: queue.Queue[object] = queue.Queue()
+    dialects = {"v31": paho.MQTTv31, "v311": paho.MQTTv311, "v5": paho.MQTTv5, "publisher": paho.MQTTv5}
+    clients: dict[str, paho.Client] = {}
+    for number, (name, protocol) in enumerate(dialects.items()):
+        client = clients[name] = paho.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=protocol)
+        client.username_pw_set(str(700 + number))
+        client.on_message = lambda _c, name, message: received.put((name, message))
+        client.user_data_set(name)
+        client.on_subscribe = lambda _c, _u, _m, codes, _p: answers.put([code.value for code in codes])
+        client.on_publish = lambda _c, _u, _m, reason, _p: answers.put(reason.value)
+        client.connect("127.0.0.1", first if name == "publisher" else second)
+        client.loop_start()
+    try:
+        for name in ("v31", "v311"):
+            clients[name].subscribe("plant/heat", qos=2)
+        identifier = Properties(PacketTypes.SUBSCRIBE)
+        identifier.SubscriptionIdentifier = 77
+        clients["v5"].subscribe("plant/heat", options=SubscribeOptions(2), properties=identifier)
+        assert [answers.get(timeout=WAIT_S) for _ in range(3)] == [[2]] * 3
+        said = Properties(PacketTypes.PUBLISH)
+        said.ContentType, said.ResponseTopic, said.MessageExpiryInterval = "text/plain", "plant/answers", 600
+        said.UserProperty = [("unit", "C"), ("unit", "K")]
+        for qos in (2, 1, 0):
+            clients["publisher"].publish("plant/heat", b"%d" % qos, qos=qos, properties=said)
+            assert answers.get(timeout=WAIT_S) == 0
+        got = [received.get(timeout=WAIT_S) for _ in range(9)]
+        for name in ("v31", "v311", "v5"):
+            assert [(message.payload, message.qos) for who, message in got if who == name] == [(b"%d" % qos, qos) for qos in (2, 1, 0)]
+        for message in (message for who, message in got if who == "v5"):
+            properties = message.properties
+            assert properties is not None
+            assert (properties.ContentType, properties.ResponseTopic) == ("text/plain", "plant/answers")
+            assert properties.UserProperty == [("unit", "C"), ("unit", "K")]
+            assert properties.SubscriptionIdentifier == [77]
+            assert 500 < properties.MessageExpiryInterval <= 600
+    finally:
+        for client in clients.values():
+            client.disconnect()
+            client.loop_stop()
 
 
 def test_what_is_sent_right_after_the_suback_arrives(cluster: LocalCluster) -> None:
