@@ -25,9 +25,8 @@ UNKNOWN_ALIAS: Final = Problem(CloseReason.UNEXPECTED_PACKET, "a topic alias tha
 
 
 class Begun(Enum):
-    """What a PUBLISH of QoS 1 or 2 is."""
+    """What a PUBLISH of QoS 1 or 2 is that is not new."""
 
-    NEW = "new"
     REPEATED = "repeated"
     """The same message again, while its first copy waits for the cluster."""
     RECEIVED = "received"
@@ -75,30 +74,26 @@ class Inbound:
             self.waiting = {}  # an emptied dict keeps its table, which a look at its first item then passes
         return done
 
-    def judge(self, packet: Publish, terms: Terms, most: int) -> Problem | None:
-        """The reason to end the connection because of a PUBLISH of QoS 1 or 2. most: messages that may be unacknowledged."""
-        exactly = packet.packet_id in self.unreleased
-        waits = packet.packet_id in self.waiting
+    def begin(self, packet: Publish, terms: Terms, most: int, now: float) -> Begun | Problem | None:
+        """Take a PUBLISH of QoS 1 or 2. Returns None for a new message; a `Problem` ends the connection.
+
+        most: messages that may be unacknowledged.
+        """
+        packet_id, exactly, waiting, unreleased = packet.packet_id, packet.qos == 2, self.waiting, self.unreleased
+        if packet_id in waiting:
+            return Begun.REPEATED if packet.dup and (exactly or packet_id not in unreleased) else IN_USE
+        if packet_id in unreleased:
+            return Begun.RECEIVED if exactly else IN_USE
         if terms.dialect is MQTT_5:
             # The sum counts twice what waits with QoS 2: only near the limit is it counted exactly.
-            full = len(self.waiting) + len(self.unreleased) >= most and self.unacknowledged >= most
-            if full and not exactly and not waits:
+            if len(waiting) + len(unreleased) >= most and self.unacknowledged >= most:
                 return Problem(CloseReason.RECEIVE_MAXIMUM, f"{most} messages were not acknowledged yet")
-        elif packet.qos == 2 and not exactly and len(self.unreleased) >= 2 * most:
-            return Problem(CloseReason.UNRELEASED, f"{len(self.unreleased)} messages of QoS 2 without a PUBREL")
-        return IN_USE if (waits and not packet.dup) or (exactly and packet.qos != 2) else None
-
-    def begin(self, packet: Publish, now: float) -> Begun:
-        """Note a PUBLISH of QoS 1 or 2 that was judged."""
-        packet_id = packet.packet_id
-        if packet_id in self.waiting:
-            return Begun.REPEATED
-        if packet.qos == 2:
-            if packet_id in self.unreleased:
-                return Begun.RECEIVED
-            self.unreleased[packet_id] = None
-        self.waiting[packet_id] = now
-        return Begun.NEW
+        elif exactly and len(unreleased) >= 2 * most:
+            return Problem(CloseReason.UNRELEASED, f"{len(unreleased)} messages of QoS 2 without a PUBREL")
+        if exactly:
+            unreleased[packet_id] = None
+        waiting[packet_id] = now
+        return None
 
     def refuse(self, packet_id: int, code: int, text: str) -> None:
         """Note that the cluster refuses a message; `accept` follows."""

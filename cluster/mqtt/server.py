@@ -439,18 +439,15 @@ class ServerSession:
         room = self._resolve(packet.topic)
         if packet.qos:
             inbound = self._inbound
-            problem = inbound.judge(packet, self._terms, self._limits.max_inflight)
-            if packet.packet_id in self.subscriptions.pending:
-                problem = IN_USE
-            if problem is not None:
-                self._step(Event.PUBLISH_UNACCEPTABLE, problem, now, effects)
-                return
             if inbound is _NO_INBOUND:
                 inbound = self._inbound = Inbound()
-            begun = inbound.begin(packet, now)
-            if begun is Begun.RECEIVED:
-                effects.append(Send(codec.encode(Pubrec(packet.packet_id))))
-            if begun is not Begun.NEW:
+            in_use = packet.packet_id in self.subscriptions.pending
+            begun = IN_USE if in_use else inbound.begin(packet, self._terms, self._limits.max_inflight, now)
+            if begun is not None:
+                if isinstance(begun, Problem):
+                    self._step(Event.PUBLISH_UNACCEPTABLE, begun, now, effects)
+                elif begun is Begun.RECEIVED:
+                    effects.append(Send(codec.encode(Pubrec(packet.packet_id))))
                 return
             self._bound_unanswered(now)
         last = effects[-1] if effects else None
