@@ -39,7 +39,10 @@ MODULES: Final = {
     "pixiu": "ids",
     "pixiu.wire": "cursor envelope levels record",
     "pixiu.placement": "big_rooms ordered_routes partition split topics weights",
-    "cluster.mqtt": "codec decoder events inbound mail packets server subscriptions",
+    "cluster.mqtt": (
+        "codec decoder events fields inbound mail outbound packets properties properties_in_records reason_codes server states "
+        "subscriptions terms"
+    ),
     "cluster.links": (
         "api datagrams.acknowledgement datagrams.fragments datagrams.head datagrams.heartbeat datagrams.sequence endpoint link "
         "local local_core peer.liveness peer.outbox peer.peer_link peer.receiver peer.schedule peer.sender peer.switch peer.window "
@@ -71,7 +74,8 @@ MODULES: Final = {
         "clients.join_share clients.join_steps clients.memory_budget clients.paced_fanout clients.publishing clients.rates "
         "clients.slow_consumers confirming core delivery.dedupe delivery.mail delivery.signals delivery.traces events "
         "grpc.subscriber mail.lane mail.queue mail.run membership.controls membership.devices membership.feedback "
-        "membership.reporter membership.rooms mqtt.connection mqtt.publishing mqtt.subscribing"
+        "membership.reporter membership.rooms mqtt.connection mqtt.login mqtt.publishing "
+        "mqtt.sockets mqtt.subscribing"
     ),
     "relay": (
         "chat core delivery.events delivery.limits delivery.saving delivery.session delivery.sessions delivery.slots "

@@ -25,7 +25,7 @@ UNKNOWN_ALIAS: Final = Problem(CloseReason.UNEXPECTED_PACKET, "a topic alias tha
 
 
 class Begun(Enum):
-    """What a PUBLISH of QoS 1 or 2 is that is not new."""
+    """A PUBLISH of QoS 1 or 2 that is not new."""
 
     REPEATED = "repeated"
     """The same message again, while its first copy waits for the cluster."""

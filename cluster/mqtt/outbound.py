@@ -58,7 +58,7 @@ class Outgoing(NamedTuple):
 
 @dataclass(slots=True)
 class OutboundCounters:
-    """Messages that clients did not get; of all connections."""
+    """Messages that clients of MQTT did not get; of all connections."""
 
     outbound_dropped: int = 0
     """Messages of QoS 0 dropped because too much waited for a client that gets its messages one by one."""
@@ -327,7 +327,7 @@ class Sending:
         self.outbound.complete(packet.packet_id, now)
 
     def deadlines(self, timeout_s: float) -> tuple[float, float]:
-        """Until when the client has to acknowledge mail, and messages of topics, by the clock of the calls."""
+        """Times by which the client has to acknowledge mail, and messages of topics, by the clock of the calls."""
         mail = self._mail.since if self.takes_mail else None
         since = self.outbound.since
         return (NEVER if mail is None else mail + timeout_s), (NEVER if since is None else since + timeout_s)

@@ -1,4 +1,4 @@
-"""What a record says of the PUBLISH that it was made of: QoS and RETAIN, in the headers of its extension. Pure.
+"""QoS, RETAIN and properties of an MQTT publisher in the record of its message: in the header, and as headers. Pure.
 
 Source: docs/protocol.md, "Record".
 """
@@ -8,7 +8,11 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from pixiu.wire.record import EXTENSION_AT, HEADER_SIZE
+from cluster.mqtt.packets import PacketType, Properties
+from cluster.mqtt.properties import Property, encode_properties, number
+from pixiu.errors import InvalidArgument
+from pixiu.wire.headers import MAX_HEADER_NAME_BYTES, MAX_HEADERS, decode_headers, encode_headers
+from pixiu.wire.record import EXTENSION_AT, HEADER_SIZE, ORIGIN_AT, QOS_SHIFT, RETAIN
 
 QOS: Final = "mqtt-qos"
 RETAIN: Final = "mqtt-retain"

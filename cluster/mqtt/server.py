@@ -193,7 +193,7 @@ class ServerSession:
         self._terms = _NO_TERMS
         self._aliases: Aliases | None = None
         self._sending: Sending | None = None
-        """What is published to the client; created at the first message, because most connections get theirs as shared bytes."""
+        """Messages to the client; created at the first message, because most connections get theirs as shared bytes."""
         self._counters = counters if counters is not None else OutboundCounters()
 
     # ------------------------------------------------------------------------------------------ queries

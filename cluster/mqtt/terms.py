@@ -71,7 +71,7 @@ class SessionLimits:
 
 
 class Terms(NamedTuple):
-    """What holds for a connection."""
+    """Terms of a connection."""
 
     dialect: Dialect
     window: int

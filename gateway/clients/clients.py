@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from cluster.access.login_guard import LoginGuard, LoginSession
@@ -182,7 +182,7 @@ class Publishers(Protocol):
 
 
 @dataclass(slots=True)
-class ClientCounters:
+class ClientCounters(OutboundCounters):
     """Counts of what clients lost, were refused, or could not do."""
 
     slow_consumer_dropped: int = 0
@@ -201,6 +201,8 @@ class ClientCounters:
     """Published messages with RETAIN that could not be kept."""
     chat_offline: int = 0
     """Messages of QoS 1 to users who are not connected."""
+    malformed: Counter[str] = field(default_factory=Counter)
+    """Error of a packet → connections of MQTT that ended for it."""
 
 
 def _rates(options: Options) -> Rates:
@@ -265,9 +267,6 @@ class Clients:
         self.slow_consumers = SlowConsumers(now)
         self.rates = PublishRates(_rates(options))
         self.counters = ClientCounters()
-        self.outbound = OutboundCounters()
-        self.malformed_by_reason: Counter[str] = Counter()
-        """Error of a packet → connections of MQTT that ended for it."""
         self.closed_by_reason: Counter[str] = Counter()
         """Reason → connections that ended for it."""
         self._roles, self._through_relays = roles, through_relays
@@ -494,8 +493,7 @@ class Clients:
         """Samples for metrics."""
         slow = self.slow_consumers
         return {
-            **totals(self.counters),
-            **totals(self.outbound),
+            **{name: total for name, total in totals(self.counters).items() if isinstance(total, int)},
             "connections": len(self._connections),
             "connections_pending": self._admission.pending,
             "connections_evicted_total": self._admission.evicted,
@@ -509,7 +507,7 @@ class Clients:
             "connections_behind{grade}": slow.counts(),
             "connections_behind_total{grade}": {grade.value: count for grade, count in slow.entered.items()},
             "connections_closed_total{reason}": dict(self.closed_by_reason),
-            "packets_malformed_total{error}": dict(self.malformed_by_reason),
+            "packets_malformed_total{error}": dict(self.counters.malformed),
             "publish_over_rate_dropped_total": self.rates.dropped,
             "publish_over_rate_held_total": self.rates.held,
         }

@@ -6,15 +6,12 @@ Source: docs/mqtt.md.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import socket
-import ssl
-import struct
 import time
 from collections.abc import Collection, Sequence
 
-from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, LoginSession
+from cluster.access.login_guard import MAX_HOLD_S, LoginSession
 from cluster.core.contract import NEVER
 from cluster.core.reading_gate import Hold
 from cluster.core.turn import SMALL_READ_BYTES
@@ -22,27 +19,24 @@ from cluster.listeners.clients import host_of
 from cluster.mqtt import events as session_events
 from cluster.mqtt.events import CloseReason, Effect
 from cluster.mqtt.mail import Mails
-from cluster.mqtt.packets import MQTT_5, Connect
+from cluster.mqtt.packets import MQTT_5
+from cluster.mqtt.properties import Property, number
+from cluster.mqtt.properties_in_records import extension_for
 from cluster.mqtt.reason_codes import ReasonCode
 from cluster.mqtt.server import ServerSession
-from cluster.trust.identity import Credentials, Identity
 from gateway import events as ev
 from gateway.clients.access import (
-    check_will,
-    code_of,
-    credentials_of,
     foresee_publish,
-    foresee_will,
-    open_user,
 )
 from gateway.clients.backlog import Grade
 from gateway.clients.clients import SLOW, Clients, ClientSession
 from gateway.mail.queue import OVERRUN
 from gateway.mail.run import MailRun
+from gateway.mqtt.login import Login
 from gateway.mqtt.publishing import Publishing
+from gateway.mqtt.sockets import keep_alive, reset_at_close
 from gateway.mqtt.subscribing import Subscribing
-from pixiu.errors import InvalidArgument, PixiuError
-from pixiu.ids import UIN, RoomID, device_class_of_name, device_of_name, uin_of_name
+from pixiu.ids import device_class_of_name, device_of_name, uin_of_name
 from pixiu.placement.topics import USER_PREFIX
 
 WRITE_BYTES = 64 << 10
@@ -64,8 +58,6 @@ CLOSE_TIMEOUT_S = 5.0
 REFUSAL_DELAY_S = 1.0
 """A client that is refused because too many connect gets the refusal after half of this to all of it, seconds, at random: MQTT
 cannot give it a retry-after, and many try at once."""
-RESET_AT_CLOSE = struct.pack("ii", 1, 0)
-"""SO_LINGER of zero seconds."""
 
 
 class MQTTConnection(ClientSession):
@@ -78,7 +70,7 @@ class MQTTConnection(ClientSession):
         "_asking",
         "_behind",
         "_held",
-        "_logging_in",
+        "_login",
         "_loop",
         "_new_until",
         "_out",
@@ -103,7 +95,7 @@ class MQTTConnection(ClientSession):
         self.client_id: str | None = None
         """The name among the gateway's clients, once it is connected."""
         self.dialect = 3
-        self._logging_in: asyncio.Task[None] | None = None
+        self._login = Login(self, clients, self._admitted, self._refuse_later, self._login_over)
         self._loop = asyncio.get_running_loop()
         self._session: ServerSession | None = None
         self._transport: asyncio.Transport | None = None
@@ -136,7 +128,7 @@ class MQTTConnection(ClientSession):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio when the client has connected."""
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = self._login.transport = transport
         self.id = self._clients.arrived(self, host_of(transport))
         self._new_until = self._clients.newcomers.arrived()
         transport.set_write_buffer_limits(high=1, low=0)  # at 0 asyncio's TLS takes an empty buffer for a full one
@@ -145,13 +137,14 @@ class MQTTConnection(ClientSession):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._clients.options.socket_send_buffer_bytes)
         if self._clients.pacer is not None:
             self._clients.pacer.be_patient(sock)
-        self._address = _keep_alive(sock, self._clients.options.tcp_keep_alive_s)
+        self._address = keep_alive(sock, self._clients.options.tcp_keep_alive_s)
         # Unlike every other client's in the cluster: two clients with one ID would replace each other.
         name = f"pixiu-{self._clients.endpoint:x}-{self.id:x}"
         clients = self._clients
+        limits, vrooms, in_vain = clients.limits, clients.vrooms, self._subscribing.in_vain
         self._session = ServerSession(
-            clients.now(), name, clients.limits, self._admit, clients.vrooms, self._subscribing.in_vain, self.gate, clients.outbound
-        )
+            clients.now(), name, limits, self._login.admit, vrooms, in_vain, self.gate, clients.counters
+        )  # fmt: skip
         self._arm()
 
     def data_received(self, data: bytes) -> None:
@@ -373,66 +366,11 @@ class MQTTConnection(ClientSession):
 
     # Inside.
 
-    def _admit(self, connect: Connect) -> ReasonCode | None:
-        try:
-            self._clients.admit(self)
-        except PixiuError as error:
-            # Until its refusal leaves the connection counts as not connected.
-            if self._timer is not None:
-                self._timer.cancel()
-            self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self._admitted, code_of(error))
-            return None
-        if self._clients.guard is None:
-            try:
-                self._check_will(connect)
-            except PixiuError:
-                return ConnackCode.NOT_AUTHORISED  # 3.1.1 has no code for a topic that no room carries
-            return ConnackCode.ACCEPTED
-        return self._log_in(self._clients.guard, connect)
-
-    def _check_will(self, connect: Connect) -> None:
-        if connect.will is not None:
-            check_will(self.access, connect.will, self._clients.topics, self._clients.vrooms)
-
-    async def _ask_about_will(self, access: LoginSession, connect: Connect) -> None:
-        if connect.will is not None and foresee_will(access, connect.will, self._clients.topics, self._clients.vrooms):
-            await access.ask()
-        self._check_will(connect)
-
-    def _log_in(self, guard: LoginGuard, connect: Connect) -> ReasonCode | None:
-        """Ask the guard. Returns None if it answers later."""
-        assert self._transport is not None
-        address = host_of(self._transport)
-        encrypted: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
-        shown = encrypted.getpeercert(binary_form=True) if encrypted is not None else None
-        credentials = credentials_of(connect, address, shown or b"")
-        try:
-            identity = guard.check_now(credentials)
-            if identity is None or self._clients.tickets is not None or connect.will is not None:
-                task = self._loop.create_task(self._log_in_later(guard, credentials, identity, connect))
-                self._logging_in = task
-                return None
-            self.access = open_user(guard, identity, address, connect.client_id, self._login_over)
-        except PixiuError as error:
-            return code_of(error)
-        return ReasonCode.SUCCESS
-
-    async def _log_in_later(self, guard: LoginGuard, credentials: Credentials, identity: Identity | None, connect: Connect) -> None:
-        code = ConnackCode.ACCEPTED
-        try:
-            if identity is None:
-                identity = await guard.check(credentials)
-            if self._clients.tickets is not None:
-                identity = await self._clients.tickets.admit(credentials, identity)
-            if self._session is None:
-                return  # gone meanwhile
-            self.access = open_user(guard, identity, credentials.address, credentials.client_id, self._login_over)
-            await self._ask_about_will(self.access, connect)
-        except InvalidArgument:
-            code = ConnackCode.NOT_AUTHORISED
-        except PixiuError as error:
-            code = code_of(error)
-        self._admitted(code)
+    def _refuse_later(self, code: ReasonCode) -> None:
+        """Refuse the client after a while; until then its connection counts as not connected."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self._admitted, code)
 
     def _admitted(self, code: ReasonCode) -> None:
         if self._session is not None:
@@ -603,7 +541,7 @@ class MQTTConnection(ClientSession):
     def _closed(self, effect: session_events.Close) -> None:
         self._clients.closed_by_reason[effect.reason.value] += 1
         if effect.malformed is not None:
-            self._clients.malformed_by_reason[effect.malformed.name.lower()] += 1
+            self._clients.counters.malformed[effect.malformed.name.lower()] += 1
         self._session = None
         self.joins.has_now(0)
         self._write_answers()
@@ -612,8 +550,7 @@ class MQTTConnection(ClientSession):
         self._clients.slow_consumers.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        if self._logging_in is not None:
-            self._logging_in.cancel()
+        self._login.cancel()
         if self.access is not None:
             self.access.close()
         if self.client_id is not None:
@@ -634,8 +571,7 @@ class MQTTConnection(ClientSession):
         ordinary close, for minutes in the kernel's."""
         if self._transport is not None:
             sock: socket.socket = self._transport.get_extra_info("socket")
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
+            reset_at_close(sock)
             self._transport.abort()
 
     def _arm(self) -> None:
@@ -660,22 +596,6 @@ class MQTTConnection(ClientSession):
                 self.hold(Hold.QUOTA, min(self.access.owed(), MAX_HOLD_S))  # the time is over, and there may be debt left
             self._perform(self._session.timeout(self._clients.now()))
             self._arm()
-
-
-def _keep_alive(sock: socket.socket, seconds: int) -> str:
-    """Let the kernel detect a peer that vanished. Returns the peer's address, empty if it has gone already."""
-    if seconds:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (("TCP_KEEPIDLE", seconds), ("TCP_KEEPINTVL", max(seconds // 3, 1)), ("TCP_KEEPCNT", 3)):
-            if hasattr(socket, name):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * seconds)
-    try:
-        peer = sock.getpeername()
-    except OSError:
-        return ""
-    return str(peer[0]) if isinstance(peer, tuple) else ""
 
 
 _IN_TURN = (

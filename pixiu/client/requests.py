@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from pixiu.client.messages.headers import decode_headers
+from pixiu.wire.headers import decode_headers
 from pixiu.client.messages.message import Message
 from pixiu.client.messages.send_options import SendOptions
 from pixiu.client.receive.subscriber import Subscription

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 from zlib import crc32
 
-from pixiu.client.messages.headers import decode_headers
+from pixiu.wire.headers import decode_headers
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.ids import UIN, RoomID, SnowflakeID, snowflake_time_ms
 from pixiu.placement.topics import MAX_TOPIC_LENGTH, ROOM_PREFIX, USER_PREFIX, TopicRefusal, resolve

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixiu.client.messages.drafts import ROOM_KIND, draft, encode
-from pixiu.client.messages.headers import MAX_HEADER_NAME_BYTES, MAX_HEADERS, MAX_HEADERS_BYTES, decode_headers, encode_headers
+from pixiu.wire.headers import MAX_HEADER_NAME_BYTES, MAX_HEADERS, MAX_HEADERS_BYTES, decode_headers, encode_headers
 from pixiu.client.messages.message import message_of
 from pixiu.errors import InvalidArgument
 

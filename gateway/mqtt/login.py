@@ -1,0 +1,110 @@
+"""The login of one MQTT client: whether its CONNECT is accepted, and its will.
+
+Source: docs/security.md, "Logins"; docs/mqtt.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Protocol
+
+from cluster.access.login_guard import LoginGuard, LoginSession
+from cluster.listeners.clients import host_of
+from cluster.mqtt.packets import Connect
+from cluster.mqtt.reason_codes import ReasonCode
+from cluster.trust.identity import Credentials, Identity
+from gateway.clients.access import check_will, code_of, credentials_of, foresee_will, open_user
+from gateway.clients.clients import Clients, Pending
+from pixiu.errors import PixiuError
+
+
+class Connecting(Pending, Protocol):
+    """A connection that may not be identified yet."""
+
+    access: LoginSession | None
+
+
+class Login:
+    """Decides about the CONNECT of one client, at once or later.
+
+    later: called with the reason code of a decision that takes time. refuse: refuses a client that came while too many did. over:
+    ends the connection when its login is over.
+    """
+
+    __slots__ = ("_client", "_clients", "_later", "_over", "_refuse", "_task", "transport")
+
+    def __init__(
+        self,
+        client: Connecting,
+        clients: Clients,
+        later: Callable[[ReasonCode], None],
+        refuse: Callable[[ReasonCode], None],
+        over: Callable[[str], None],
+    ) -> None:
+        self._client, self._clients = client, clients
+        self._later, self._refuse, self._over = later, refuse, over
+        self.transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def admit(self, connect: Connect) -> ReasonCode | None:
+        """Decide about a CONNECT. Returns None if the answer comes later."""
+        try:
+            self._clients.admit(self._client)
+        except PixiuError as error:
+            self._refuse(code_of(error))
+            return None
+        if self._clients.guard is not None:
+            return self._log_in(self._clients.guard, connect)
+        try:
+            self._check_will(connect)
+        except PixiuError as error:
+            return code_of(error)
+        return ReasonCode.SUCCESS
+
+    def cancel(self) -> None:
+        """Decide nothing more: the connection has ended."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _check_will(self, connect: Connect) -> None:
+        if connect.will is not None:
+            check_will(self._client.access, connect.will, self._clients.topics, self._clients.vrooms)
+
+    async def _ask_about_will(self, access: LoginSession, connect: Connect) -> None:
+        if connect.will is not None and foresee_will(access, connect.will, self._clients.topics, self._clients.vrooms):
+            await access.ask()
+        self._check_will(connect)
+
+    def _log_in(self, guard: LoginGuard, connect: Connect) -> ReasonCode | None:
+        """Ask the guard. Returns None if it answers later."""
+        assert self.transport is not None
+        address = host_of(self.transport)
+        encrypted: ssl.SSLObject | None = self.transport.get_extra_info("ssl_object")
+        shown = encrypted.getpeercert(binary_form=True) if encrypted is not None else None
+        credentials = credentials_of(connect, address, shown or b"")
+        try:
+            identity = guard.check_now(credentials)
+            if identity is None or self._clients.tickets is not None or connect.will is not None:
+                work = self._log_in_later(guard, credentials, identity, connect)
+                self._task = asyncio.get_running_loop().create_task(work)
+                return None
+            self._client.access = open_user(guard, identity, address, connect.client_id, self._over)
+        except PixiuError as error:
+            return code_of(error)
+        return ReasonCode.SUCCESS
+
+    async def _log_in_later(self, guard: LoginGuard, credentials: Credentials, identity: Identity | None, connect: Connect) -> None:
+        code = ReasonCode.SUCCESS
+        try:
+            if identity is None:
+                identity = await guard.check(credentials)
+            if self._clients.tickets is not None:
+                identity = await self._clients.tickets.admit(credentials, identity)
+            access = open_user(guard, identity, credentials.address, credentials.client_id, self._over)
+            self._client.access = access
+            await self._ask_about_will(access, connect)
+        except PixiuError as error:
+            code = code_of(error)
+        self._later(code)
