@@ -26,7 +26,7 @@ from gateway.clients.clients import Clients
 from gateway.clients.join_share import JoinRate
 from gateway.clients.join_steps import JoinSteps
 from gateway.events import Confirmable
-from pixiu.errors import Draining, Dropped, LocalError, Offline, Overloaded, PixiuError, RecordTooLarge, Unavailable
+from pixiu.errors import Draining, Dropped, InvalidArgument, LocalError, Offline, Overloaded, PixiuError, RecordTooLarge, Unavailable
 from pixiu.ids import SnowflakeID
 from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX
 from pixiu.wire.record import Flag, Kind, encode, with_topic
@@ -148,7 +148,7 @@ class Publishing:
                     refusal = str(error)
                     break
                 if message.qos:
-                    large = isinstance(error, RecordTooLarge)
+                    large = isinstance(error, RecordTooLarge | InvalidArgument)
                     code = ReasonCode.QUOTA_EXCEEDED if large else ReasonCode.IMPLEMENTATION_SPECIFIC
                     client.refused(message.packet_id, code, str(error))
                 continue

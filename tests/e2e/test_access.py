@@ -59,7 +59,7 @@ topics = ["names/{username}"]
 """
     + RULES
 )
-FLOW = {"PUBACK", "PUBREC", "PUBREL", "PUBCOMP", "PINGREQ", "DISCONNECT"}
+FLOW = {"PUBACK", "PUBREC", "PUBREL", "PUBCOMP", "PINGREQ", "DISCONNECT", "AUTH"}
 """What clients send that asks for nothing by itself."""
 GENERATIONS = itertools.count(1)
 PAYLOAD = b"the-payload-of-a-message"

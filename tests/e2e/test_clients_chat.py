@@ -95,7 +95,9 @@ def test_mqtt_5_reaches_every_dialect_on_another_gateway_with_its_qos_and_proper
             assert answers.get(timeout=WAIT_S) == 0
         got = [received.get(timeout=WAIT_S) for _ in range(9)]
         for name in ("v31", "v311", "v5"):
-            assert [(message.payload, message.qos) for who, message in got if who == name] == [(b"%d" % qos, qos) for qos in (2, 1, 0)]
+            assert [(message.payload, message.qos) for who, message in got if who == name] == [
+                (b"%d" % qos, qos) for qos in (2, 1, 0)
+            ]
         for message in (message for who, message in got if who == "v5"):
             properties = message.properties
             assert properties is not None

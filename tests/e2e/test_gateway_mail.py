@@ -275,35 +275,35 @@ async def test_a_stock_mqtt_client_gets_mail_with_qos_1_and_acknowledges_it_in_a
         assert await asyncio.to_thread(stock.subscribe, f"user/{uin}", 0) == [0], "chat alone"
         assert await asyncio.to_thread(stock.subscribe, f"user/{uin}", 1) == [1]
         device = await stage.device(uin, key)
-        sent = [mail(uin, seq) for seq in range(16_381, 16_387)]
-        await relay.send(*sent, mail(uin, 16_387, flags=GAP), mail(uin, 1, lane=0), devices=[device])
+        sent = [mail(uin, seq) for seq in range(4_093, 4_099)]
+        await relay.send(*sent, mail(uin, 4_099, flags=GAP), mail(uin, 1, lane=0), devices=[device])
         got = await asyncio.to_thread(stock.take, 7)
-        assert got == [*(packet(uin, seq) for seq in range(16_381, 16_387)), packet(uin, 1, lane=0)]
-        for seq in (16_384, 16_381):
+        assert got == [*(packet(uin, seq) for seq in range(4_093, 4_099)), packet(uin, 1, lane=0)]
+        for seq in (4_096, 4_093):
             stock.client.ack(packet_id_of(1, seq), 1)
         stock.client.ack(packet_id_of(0, 1), 1)
         stock.client.ack(packet_id_of(2, 1), 1)
-        # 16,387 is the gap marker, which the gateway acknowledges for the client.
-        await relay.acknowledged((1, 1, 16_381, 0b100100), (1, 0, 1, 0))
+        # 4,099 is the gap marker, which the gateway acknowledges for the client.
+        await relay.acknowledged((1, 1, 4_093, 0b100100), (1, 0, 1, 0))
         assert await stage.metric("mail_gaps_untold_total") == 1
 
         # The relay opened another session: what is unacknowledged comes again, marked by it or by the gateway.
-        again = [mail(uin, seq, session=2, flags=REDELIVERED if seq == 16_382 else 0) for seq in (16_382, 16_383, 16_385, 16_386)]
-        await relay.send(*again, mail(uin, 16_388, session=2), mail(uin, 16_382, session=2, flags=REDELIVERED))
+        again = [mail(uin, seq, session=2, flags=REDELIVERED if seq == 4_094 else 0) for seq in (4_094, 4_095, 4_097, 4_098)]
+        await relay.send(*again, mail(uin, 4_100, session=2), mail(uin, 4_094, session=2, flags=REDELIVERED))
         got = await asyncio.to_thread(stock.take, 5)
-        seqs = (16_382, 16_383, 16_385, 16_386)
-        assert got == [*(packet(uin, seq, dup=True) for seq in seqs), packet(uin, 16_388)]
-        for seq in (16_388, 16_385, 16_382, 16_383, 16_386):
+        seqs = (4_094, 4_095, 4_097, 4_098)
+        assert got == [*(packet(uin, seq, dup=True) for seq in seqs), packet(uin, 4_100)]
+        for seq in (4_100, 4_097, 4_094, 4_095, 4_098):
             stock.client.ack(packet_id_of(1, seq), 1)
-        await relay.acknowledged((2, 1, 16_388, 0))
+        await relay.acknowledged((2, 1, 4_100, 0))
         assert await stage.metric("mail_unacknowledged") == 0
 
         # It ends in the same breath as it acknowledges.
-        await relay.send(mail(uin, 16_389, session=2))
+        await relay.send(mail(uin, 4_101, session=2))
         await asyncio.to_thread(stock.take, 1)
-        stock.client.ack(packet_id_of(1, 16_389), 1)
+        stock.client.ack(packet_id_of(1, 4_101), 1)
         await asyncio.to_thread(stock.end)
-        await relay.acknowledged((2, 1, 16_389, 0))
+        await relay.acknowledged((2, 1, 4_101, 0))
         await asyncio.to_thread(stock.connect, stage.gateway)
         assert await asyncio.to_thread(stock.subscribe, f"user/{uin}", 1) == [1], "at each connect"
         assert (await stage.device(uin, key)).connect_time > device.connect_time
