@@ -6,7 +6,7 @@
 A broker keeps a message whose members acknowledge until the gateway reports that one of them has. So a message outlives the death
 of the gateway that had it, but not that of the broker and the gateway together.
 
-Source: docs/mqtt.md, "Shared subscriptions".
+Source: docs/subscriptions.md, "Shared subscriptions".
 """
 
 from __future__ import annotations

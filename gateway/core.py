@@ -8,16 +8,15 @@ Source: PiXiu §2.5, §5.1; docs/architecture.md, benchmarks/README.md.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from cluster.core.contract import EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
+from cluster.core.contract import NEVER, EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
 from cluster.links.api import Outcome
 from cluster.membership.events import DigestKeysChanged
-from cluster.membership.map.updates import PROVEN_MESSAGES_A_CONTROL, VALUED_MESSAGES_A_CONTROL, Update
+from cluster.membership.map.updates import PROVEN_MESSAGES_A_CONTROL, VALUED_MESSAGES_A_CONTROL
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.confirming import Confirming
@@ -27,15 +26,17 @@ from gateway.delivery.mail import MailBook
 from gateway.delivery.retained import RetainedDeliveries
 from gateway.delivery.shared import SharedDeliveries
 from gateway.delivery.signals import SIGNAL, MemoryTable, Signals, SignalTable
+from gateway.delivery.system_topics import SystemTopics
 from gateway.delivery.traces import Traces
 from gateway.membership.devices import DeviceIndex
-from gateway.membership.reporter import Answered, MembershipReporter
-from gateway.membership.rooms import THE_GATEWAY, Channel, Client, Present, RoomIndex
+from gateway.membership.joining import MAX_WIDE_ROOMS, Joining
+from gateway.membership.reporter import MembershipReporter
+from gateway.membership.rooms import THE_GATEWAY, Channel, Client, RoomIndex
 from pixiu.ids import TOPIC_ROOM, EndpointID, gateway_msg_id
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.ordered_routes import Routes
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
-from pixiu.placement.topics import USER_PREFIX, Filter, parse_filter
+from pixiu.version import __version__
 from pixiu.wire.record import (
     FLAGS_AT,
     HEADER_SIZE,
@@ -60,14 +61,10 @@ from pixiu.wire.uin_list import take_apart
 MAX_ANSWERED_A_MESSAGE = 128
 """SnowflakeIDs of delivered signals in one control message, so that it fits a datagram."""
 NO_BIG_ROOMS = VRooms()
-MAX_WIDE_ROOMS: Final = 2048
-"""Rooms that one connection's filters with wildcards may span by default: two rules of topics' rooms, or 16 times all topics."""
 MOVING = EndpointID(0)
 """In place of the proxy of a key whose records wait."""
 TOPIC_OR_TRACED = Flag.TOPIC | Flag.TRACED
 """One test of a record's flags: nearly all records have no topic and no trace."""
-LEAVES_A_TURN = 128
-"""Channels that departed clients leave in one turn of the event loop, about 15 µs each; the rest follows in later turns."""
 MAX_HELD_RECORDS = 100_000
 """Published records that wait for a change of proxies; beyond it the oldest are dropped."""
 LOAD_TEST = int(Flag.LOAD_TEST)
@@ -100,25 +97,6 @@ class Counters:
 
 _Published = tuple[int, bytes, int]
 """Key, record, connection."""
-
-
-@dataclass(slots=True)
-class _Asked:
-    """A client's request that is not answered yet."""
-
-    event: ev.Join
-    joined: dict[str, tuple[int, ...]]
-    """Filters of the event that no check refused, with their rooms."""
-    fetch: int
-    """Number of the fetch of retained messages; 0: none."""
-    waits_for: int
-    """Number of answers still missing: of the routers and, where needed, of the relays."""
-    known: bool = True
-    rooms_refused: frozenset[int] = frozenset()
-    user_refused: bool = False
-
-
-_NO_ROOMS: Final[tuple[int, ...]] = ()
 
 
 class Core(EventTable[ev.Effect]):
@@ -160,8 +138,6 @@ class Core(EventTable[ev.Effect]):
         super().__init__()
         self._unix_ms = unix_ms
         self.index = RoomIndex(vrooms, topics, users_everywhere=through_relays)
-        self._through_relays = through_relays
-        self.max_wide_rooms = max_wide_rooms
         self.signals = Signals(signals if signals is not None else MemoryTable())
         self.traces = Traces(tracer)
         self.counters = Counters()
@@ -188,10 +164,22 @@ class Core(EventTable[ev.Effect]):
         self.devices = DeviceIndex(self._next_id)
         devices = self.devices
         self.mail = MailBook(devices.mail_target, lambda: devices.mail_connections, self._speaks_mqtt, unix_ms)
-        self._asked: dict[int, dict[int, _Asked]] = {}
-        """Connection → requests that are not answered yet."""
-        self._leaving: deque[ev.Closed] = deque()
-        """Departed clients that are still in rooms."""
+        self.joining = Joining(
+            self.index, self.rooms, self.users, devices, self.mail, self.retained, self._next_id,
+            through_relays=through_relays, max_wide_rooms=max_wide_rooms,
+        )  # fmt: skip
+        self._began_at = NEVER
+        self._received = 0
+        """Messages that clients published."""
+        said: dict[str, Callable[[float], object]] = {
+            "version": lambda _now: __version__,
+            "uptime": lambda now: f"{int(now - self._began_at)} seconds",
+            "clients/connected": lambda _now: len(self.index.clients),
+            "messages/received": lambda _now: self._received,
+            "messages/sent": lambda _now: self.counters.deliveries,
+            "subscriptions/count": lambda _now: sum(len(client.filters) for client in self.index.clients.values()),
+        }
+        self.system = SystemTopics(self.index, self.fan_out, said, unix_ms)
         self._enter_events()
 
     def _enter_events(self) -> None:
@@ -207,8 +195,8 @@ class Core(EventTable[ev.Effect]):
         self.on(ev.ProxiesChanged, self._on_proxies)
         self.on(ev.Opened, self._on_opened)
         self.on(ev.Closed, self._on_closed)
-        self.on(ev.Join, self._on_join)
-        self.on(ev.Leave, self._on_leave)
+        self.on(ev.Join, self.joining.join)
+        self.on(ev.Leave, self.joining.leave)
         self.on(ev.SharedAcknowledged, self._on_shared_acknowledged)
         self.on(ev.RetainedFound, self._on_retained_found)
         self.on(ev.RetainedFetched, self._on_retained_fetched)
@@ -243,9 +231,9 @@ class Core(EventTable[ev.Effect]):
 
     def next_deadline(self) -> float:
         """Time at which `Tick` is due, monotonic seconds; `NEVER` when nothing waits."""
-        if self._leaving:
+        if self.joining.leaving:
             return 0.0
-        deadline = min(self.confirming.next_deadline(), self._proxy_routes.deadline)
+        deadline = min(self.confirming.next_deadline(), self._proxy_routes.deadline, self.system.next_deadline())
         for reporter in (self.rooms, self.users):
             if reporter.waits:
                 deadline = min(deadline, reporter.next_deadline())
@@ -281,7 +269,7 @@ class Core(EventTable[ev.Effect]):
     @property
     def unconfirmed(self) -> int:
         """Number of reports that some partition has not confirmed."""
-        return self.rooms.unconfirmed + self.users.unconfirmed + len(self._leaving)
+        return self.rooms.unconfirmed + self.users.unconfirmed + len(self.joining.leaving)
 
     def _next_id(self) -> int:
         self._counter += 1
@@ -390,6 +378,7 @@ class Core(EventTable[ev.Effect]):
         return inner if THE_GATEWAY in groups else None
 
     def _on_routers(self, event: ev.RoutersChanged, now: float, out: list[ev.Effect]) -> None:
+        self._began_at = min(self._began_at, now)
         self.rooms.set_replicas(event.partitions, event.replicas, now)
 
     def _on_relays(self, event: ev.RelaysChanged, now: float, out: list[ev.Effect]) -> None:
@@ -414,152 +403,14 @@ class Core(EventTable[ev.Effect]):
     def _speaks_mqtt(self, connection: int) -> bool:
         return self.index.clients[connection].packets
 
-    def _say_rooms(self, present: list[Present], login: bool, reason: int, now: float) -> None:
-        if present:
-            self.rooms.announce(
-                [Update(self._next_id(), room, member, login, reason, value) for room, member, value in present], now
-            )
-
     def _on_closed(self, event: ev.Closed, now: float, out: list[ev.Effect]) -> None:
-        client = self._client(event.connection)
+        client = self.joining.client(event.connection)
         if client is None:
             return
-        self.index.leave_user(event.connection)
-        self.rooms.forget(event.connection)
-        self.users.forget(event.connection)
-        self._asked.pop(event.connection, None)
-        client.gone = True
-        self.retained.closed(event.connection)
+        self.joining.closed(event, client)
         self.shared.closed(event.connection)
-        self._leaving.append(event)
         self.users.announce(self.devices.closed(event.connection, event.reason), now)
         out += self.mail.closed(event.connection)
-
-    def _client(self, connection: int) -> Client | None:
-        client = self.index.clients.get(connection)
-        return client if client is not None and not client.gone else None
-
-    def _leave_some(self, now: float) -> None:
-        """Take departed clients out of their rooms. Until then they get messages that no connection takes."""
-        left = LEAVES_A_TURN
-        while self._leaving and left > 0:
-            gone = self._leaving[0]
-            client = self.index.clients[gone.connection]
-            filters: list[str] = []
-            for text, subscription in client.filters.items():
-                filters.append(text)
-                left -= max(len(subscription.rooms), 1)
-                if left <= 0:
-                    break
-            left -= not filters
-            self._say_rooms(self.index.leave(gone.connection, filters), False, gone.reason, now)
-            if not client.filters:
-                del self.index.clients[gone.connection]
-                self._leaving.popleft()
-
-    def _on_join(self, event: ev.Join, now: float, out: list[ev.Effect]) -> None:
-        client = self._client(event.connection)
-        if client is None:
-            return
-        joined, retained = self._join_filters(event, client, now)
-        pairs = self.index.pairs(event.connection, joined)
-        fetch = self.retained.begin(event.connection, retained) if retained else 0
-        to_user = event.chat or event.mail
-        asked = _Asked(event, joined, fetch, 2 if to_user or self._through_relays else 1)
-        self._asked.setdefault(event.connection, {})[event.request] = asked
-        if asked.waits_for == 1:
-            self._answered(self.rooms.request(event.connection, event.request, pairs, now), now, out)
-            return
-        if event.chat:
-            self.index.join_user(event.connection)
-        if to_user:
-            # A device has one inbox: the older connection is notified, as a relay does if it is at another gateway.
-            older = self.devices.older(event.connection) if event.mail and not self.devices.takes_mail(event.connection) else []
-            out += [ev.Disconnect(connection, control_pb2.REASON_MOVED) for connection in older]
-            self.users.announce(self.devices.join(event.connection, chat=event.chat, mail=event.mail), now)
-        devices = self.devices.pairs(event.connection)
-        self._answered(self.rooms.request(event.connection, event.request, pairs, now), now, out)
-        self._answered(self.users.request(event.connection, event.request, devices, now), now, out, users=True)
-
-    def _join_filters(self, event: ev.Join, client: Client, now: float) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-        """Join filters. Returns those that can be had, with their rooms, and those whose retained messages the client gets."""
-        joined: dict[str, tuple[int, ...]] = {}
-        retained: list[str] = []
-        present: list[Present] = []
-        for wanted in event.channels:
-            parsed = parse_filter(wanted.filter)
-            rooms = self.index.rooms_of(event.connection, parsed) if isinstance(parsed, Filter) else None
-            if not isinstance(parsed, Filter) or rooms is None or parsed.name.startswith(USER_PREFIX):
-                continue
-            if parsed.group and self._through_relays:
-                continue  # brokers know relays then, and no gateways
-            new = wanted.filter not in client.filters
-            if new and len(rooms) > 1 and client.wide_rooms + len(rooms) - 1 > self.max_wide_rooms:
-                continue
-            joined[wanted.filter] = rooms
-            present += self.index.join(event.connection, wanted, parsed, rooms)
-            if (
-                rooms
-                and not parsed.group
-                and client.packets
-                and (wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new))
-            ):
-                retained.append(wanted.filter)
-        self._say_rooms(present, True, 0, now)
-        return joined, retained
-
-    def _answered(self, answers: list[Answered], now: float, out: list[ev.Effect], *, users: bool = False) -> None:
-        """Answer the clients; a request that needs both routers and relays is answered after the second."""
-        for answer in answers:
-            asked = self._asked.get(answer.connection, {}).get(answer.request)
-            if asked is None:
-                continue
-            asked.waits_for -= 1
-            asked.known = asked.known and answer.known
-            if users:
-                asked.user_refused = bool(answer.refused)
-            else:
-                asked.rooms_refused = answer.refused
-            if asked.waits_for:
-                continue
-            del self._asked[answer.connection][answer.request]
-            if not self._asked[answer.connection]:
-                del self._asked[answer.connection]
-            refused = self._leave_refused(answer.connection, asked, now, out)
-            to_user = asked.event.chat or asked.event.mail
-            user_refused = to_user and (asked.user_refused or bool(refused and not self.index.clients[answer.connection].packets))
-            out.append(ev.Answer(answer.connection, answer.request, asked.known, refused, user_refused))
-            fetch = self.retained.effect(asked.fetch, refused) if asked.fetch else None
-            if fetch is not None:
-                out.append(fetch)
-
-    def _leave_refused(self, connection: int, asked: _Asked, now: float, out: list[ev.Effect]) -> frozenset[str]:
-        """Take a client out of the refused filters, or of all if the request must be refused whole. Returns these filters."""
-        client, event = self.index.clients[connection], asked.event
-        refused = {wanted.filter for wanted in event.channels if wanted.filter not in asked.joined}
-        if not refused and not asked.rooms_refused and not asked.user_refused:
-            return frozenset()
-        whole = not client.packets or (asked.user_refused and self._through_relays)
-        gone = [text for text, rooms in asked.joined.items() if whole or not asked.rooms_refused.isdisjoint(rooms)]
-        self._say_rooms(self.index.leave(connection, gone), False, 1, now)
-        if asked.user_refused or whole:
-            if event.chat:
-                self.index.leave_user(connection)
-            self.users.announce(self.devices.leave(connection, chat=event.chat, mail=event.mail), now)
-            if event.mail:
-                out += self.mail.closed(connection)
-        return frozenset((*refused, *gone))
-
-    def _on_leave(self, event: ev.Leave, now: float, out: list[ev.Effect]) -> None:
-        client = self._client(event.connection)
-        if client is None:
-            return
-        self._say_rooms(self.index.leave(event.connection, event.filters), False, 1, now)
-        if event.chat:
-            self.index.leave_user(event.connection)
-        self.users.announce(self.devices.leave(event.connection, chat=event.chat, mail=event.mail), now)
-        if event.mail:
-            out += self.mail.closed(event.connection)
 
     def _on_shared_acknowledged(self, event: ev.SharedAcknowledged, now: float, out: list[ev.Effect]) -> None:
         self.shared.acknowledged(event.connection, event.numbers)
@@ -571,12 +422,14 @@ class Core(EventTable[ev.Effect]):
         self.retained.fetched(event)
 
     def _on_publish_confirmed(self, event: ev.PublishConfirmed, now: float, out: list[ev.Effect]) -> None:
+        self._received += len(event.messages)
         if self.index.without_own:
             for message in event.messages:
                 self.fan_out.own.put(message.record, message.connection)
         self.confirming.offered(event, now, out)
 
     def _on_publish(self, event: ev.Publish, now: float, out: list[ev.Effect]) -> None:
+        self._received += len(event.records)
         if self.index.without_own:
             for _, record in event.records:
                 self.fan_out.own.put(record, event.connection)
@@ -594,8 +447,8 @@ class Core(EventTable[ev.Effect]):
             # The newest state that this run reported of a member is not the newest known: no client may rely on it.
             out.append(ev.Fenced())
         if not self.users.reports_to(event.peer):
-            self._answered(self.rooms.confirmed(event.peer, event.ids), now, out)
-            self._answered(self.rooms.refused(event.peer, event.refused, now), now, out)
+            self.joining.answered(self.rooms.confirmed(event.peer, event.ids), now, out)
+            self.joining.answered(self.rooms.refused(event.peer, event.refused, now), now, out)
             return
         for number, time in event.newer:
             change = self.users.message(number)
@@ -607,8 +460,8 @@ class Core(EventTable[ev.Effect]):
             # While relays double, two partitions are informed, one of which may not know the user's other devices.
             if self.users.message(change.id) is None:
                 self.devices.confirmed(change)
-        self._answered(answers, now, out, users=True)
-        self._answered(self.users.refused(event.peer, event.refused, now), now, out, users=True)
+        self.joining.answered(answers, now, out, users=True)
+        self.joining.answered(self.users.refused(event.peer, event.refused, now), now, out, users=True)
 
     def _on_replaced(self, event: ev.Replaced, now: float, out: list[ev.Effect]) -> None:
         connections = self.devices.replaced(event.uin, event.key, event.connect_time)
@@ -634,13 +487,13 @@ class Core(EventTable[ev.Effect]):
     def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
         self._proxy_routes.expire(now)
         self.confirming.expire(now)
-        self._answered(self.rooms.expire(now), now, out)
-        self._answered(self.users.expire(now), now, out, users=True)
+        self.joining.answered(self.rooms.expire(now), now, out)
+        self.joining.answered(self.users.expire(now), now, out, users=True)
 
     def _on_end_of_turn(self, event: EndOfTurn, now: float, out: list[ev.Effect]) -> None:
         """Send membership first, so that routers know it before a message that the client sends after it."""
-        if self._leaving:
-            self._leave_some(now)
+        if self.joining.leaving:
+            self.joining.leave_some(now)
         for reporter in (self.rooms, self.users):
             if reporter.waits:
                 out += reporter.flush(now)
@@ -651,6 +504,9 @@ class Core(EventTable[ev.Effect]):
         self.confirming.flush(now, out)
         answers = self._end_signals() if self.signals.waiting else []
         traced = self.traces.finish() if self.traces.waiting else []
+        if self.index.system:
+            self.system.note(now)
+            self.system.flush(now)
         if self.fan_out.waiting:
             self.counters.deliveries += self.fan_out.deliver(out)
         if traced:

@@ -4,7 +4,7 @@
     packets5           the same, with the properties of each message
     exact              a `Delivery` for each connection and message: `DeliverEach`
 
-Source: docs/architecture.md, "A message to a room"; docs/mqtt.md, "Subscriptions".
+Source: docs/architecture.md, "A message to a room"; docs/subscriptions.md, "Subscriptions".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A client gets what is retained once its subscription is in effect. Until everyth
 a retained message that it has already, or one older than that of the same topic, is not delivered. One that was published a moment
 ago may come live after it was delivered as retained: that is not delivered again either.
 
-Source: MQTT 5.0 section 3.3.1.3; docs/mqtt.md, "Retained messages".
+Source: MQTT 5.0 section 3.3.1.3; docs/subscriptions.md, "Retained messages".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                                             │           └ gone: another member here, or else
                                             └ no member: returned ──▶ the broker gives it to another gateway
 
-Source: MQTT 5.0 section 4.8.2; docs/mqtt.md, "Shared subscriptions".
+Source: MQTT 5.0 section 4.8.2; docs/subscriptions.md, "Shared subscriptions".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
                   its channel, once for a topic, and remembered   ─┘   packets, packets5, records, exact
     $share/g/a/+  a group: brokers choose the gateway, the gateway chooses the member (`gateway.membership.shared`)
 
-Source: docs/mqtt.md, "Subscriptions"; docs/memberships.md.
+Source: docs/subscriptions.md, "Subscriptions"; docs/memberships.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A broker gives a message of the group's filter to one gateway with members, the gateway to one member: the rendezvous choice by the
 message's SnowflakeID among members with credit. A member that goes gives back what it has not acknowledged.
 
-Source: MQTT 5.0 section 4.8.2; docs/mqtt.md, "Shared subscriptions".
+Source: MQTT 5.0 section 4.8.2; docs/subscriptions.md, "Shared subscriptions".
 """
 
 from __future__ import annotations

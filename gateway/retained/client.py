@@ -5,7 +5,7 @@
 
 All gateways ask the same replica of a partition, so a message that follows another one is never put below it.
 
-Source: docs/mqtt.md, "Retained messages".
+Source: docs/subscriptions.md, "Retained messages".
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 A match walks the nodes that fit the topic's levels, one level after the other, at most two for each node of the level before: the
 child of that name and the `+`. So it costs what fits, and not what is in the tree.
 
-Source: MQTT 5.0 section 4.7; docs/mqtt.md, "Wildcards".
+Source: MQTT 5.0 section 4.7; docs/subscriptions.md, "Wildcards".
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The version is the SnowflakeID, unless a gateway found a newer one there and put
 predecessor's gateway was ahead. A cleared topic is remembered for a day, so that no replica revives it. Digests of buckets show two
 replicas where they differ.
 
-Source: MQTT 5.0 section 3.3.1.3; docs/mqtt.md, "Retained messages".
+Source: MQTT 5.0 section 3.3.1.3; docs/subscriptions.md, "Retained messages".
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 A replica takes what its peers have before it is Running. So whoever asks a Running replica after the answer finds the message.
 
-Source: docs/mqtt.md, "Retained messages".
+Source: docs/subscriptions.md, "Retained messages".
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 Called in one thread at a time, never in the event loop's.
 
-Source: docs/mqtt.md, "Retained messages"; `cluster.membership.replica.store`.
+Source: docs/subscriptions.md, "Retained messages"; `cluster.membership.replica.store`.
 """
 
 from __future__ import annotations

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from cluster.core.contract import SendControl
+from typing import Any
+
+from cluster.core.contract import NEVER, SendControl
 from cluster.mqtt.properties_in_records import origin_of
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.core import Core
 from gateway.delivery.shared import OUTCOME
+from gateway.delivery.system_topics import INTERVAL_S
 from gateway.membership.shared import share_number
 from pixiu.ids import ALL_TOPICS, EndpointID, snowflake, topic_room
 from pixiu.placement.topic_rooms import TopicRooms
@@ -27,7 +30,7 @@ def gateway(topics: str = "", max_wide_rooms: int = 2048) -> Core:
     return core
 
 
-def wanted(*filters: str, qos: int = 0, **options: int) -> list[ev.Wanted]:
+def wanted(*filters: str, qos: int = 0, **options: Any) -> list[ev.Wanted]:
     return [ev.Wanted(name, qos, **{"retain_handling": 2, **options}) for name in filters]
 
 
@@ -269,9 +272,7 @@ def test_retained_messages_come_again_unless_the_client_does_not_want_them() -> 
     turn(core, ev.RetainedFetched(1, fetch_of(core, 1, ev.Wanted("a", retain_handling=1)).fetch))
     assert not of(ev.FetchRetained, turn(core, ev.Join(1, 2, [ev.Wanted("a", retain_handling=1)]))), "it has the filter already"
     assert of(ev.FetchRetained, turn(core, ev.Join(1, 3, [ev.Wanted("a")])))
-    assert not of(ev.FetchRetained, turn(core, ev.Opened(2, 7, 0), ev.Join(2, 1, [ev.Wanted("a")]))), (
-        "records have none"
-    )
+    assert not of(ev.FetchRetained, turn(core, ev.Opened(2, 7, 0), ev.Join(2, 1, [ev.Wanted("a")]))), "records have none"
     assert not of(ev.FetchRetained, turn(core, ev.Join(1, 4, [ev.Wanted("$share/g/a")])))
 
 
@@ -303,3 +304,30 @@ def test_a_fetch_ends_with_its_client_and_its_filter() -> None:
     turn(core, ev.Closed(1, 1))
     assert delivered(turn(core, ev.RetainedFound(1, fetch.fetch, [message("a/b", 1)]))) == []
     assert len(core.retained) == 0
+
+
+# --- $SYS
+
+
+def test_topics_of_the_gateway_are_published_while_somebody_listens() -> None:
+    core = gateway()
+    assert core.next_deadline() == NEVER
+    effects = turn(core, ev.Opened(1, 7, 3), ev.Join(1, 1, wanted("$SYS/broker/clients/+")), now=5.0)
+    assert [each.data for each in of(ev.Deliver, effects)] == [b"0 \x00\x1d$SYS/broker/clients/connected1"]
+    assert of(ev.Answer, effects) == [ev.Answer(1, 1, True)], "no router need know"
+    assert core.next_deadline() == 5.0 + INTERVAL_S
+    assert of(ev.Deliver, turn(core, now=6.0)) == []
+    client(core, 2, *wanted("#"))
+    assert receivers(turn(core, now=15.0)) == [1], "a wildcard in the first level does not match them"
+    turn(core, ev.Leave(1, ["$SYS/broker/clients/+"]), now=16.0)
+    assert core.system.next_deadline() == NEVER
+
+
+def test_the_gateway_says_its_version_clients_and_messages() -> None:
+    core = gateway()
+    effects = turn(core, ev.Opened(1, 7, 5), ev.Join(1, 1, [ev.Wanted("$SYS/#", 1)]), now=5.0)
+    assert sorted(each[1] for each in delivered(effects)) == [
+        "$SYS/broker/clients/connected", "$SYS/broker/messages/received", "$SYS/broker/messages/sent",
+        "$SYS/broker/subscriptions/count", "$SYS/broker/uptime", "$SYS/broker/version",
+    ]  # fmt: skip
+    assert {each[2] for each in delivered(effects)} == {0}
