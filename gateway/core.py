@@ -31,7 +31,7 @@ from gateway.delivery.traces import Traces
 from gateway.membership.devices import DeviceIndex
 from gateway.membership.joining import MAX_WIDE_ROOMS, Joining
 from gateway.membership.reporter import MembershipReporter
-from gateway.membership.rooms import THE_GATEWAY, Channel, Client, RoomIndex
+from gateway.membership.rooms import NO_TOPICS, THE_GATEWAY, Channel, Client, RoomIndex
 from pixiu.ids import TOPIC_ROOM, EndpointID, gateway_msg_id
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.ordered_routes import Routes
@@ -298,6 +298,7 @@ class Core(EventTable[ev.Effect]):
         seen, before, dirty = self.dedupe.current, self.dedupe.before, self.fan_out.dirty
         from_bytes = int.from_bytes
         self.counters.records_in += len(records)
+        route, topics = self.index.route if len(self.index.wild) else None, self.index.topics
         watch = self.retained.watch if self.retained.watches else None
         for record in records:
             kind = record[KIND_AT]
@@ -328,7 +329,8 @@ class Core(EventTable[ev.Effect]):
                 channel = rooms.get(key) if kind == room else users.get(key) if kind == chat else None
             else:
                 if record[FLAGS_AT] & Flag.TOPIC:
-                    channel = self.index.route(key, body[2 : 2 + (body[0] << 8 | body[1])])
+                    name = body[2 : 2 + (body[0] << 8 | body[1])]
+                    channel = topics.get(key, NO_TOPICS).get(name) if route is None else route(key, name)
                 else:
                     channel = rooms.get(key) if kind == room else users.get(key) if kind == chat else None
                 if flags & Flag.TRACED and channel is not None:

@@ -116,8 +116,7 @@ class Joining:
         client = self.client(event.connection)
         if client is None:
             return
-        joined, retained = self._join_filters(event, client, now)
-        pairs = self.index.pairs(event.connection, joined)
+        joined, pairs, retained = self._join_filters(event, client, now)
         fetch = self.retained.begin(event.connection, retained) if retained else 0
         to_user = event.chat or event.mail
         asked = _Asked(event, joined, fetch, 2 if to_user or self._through_relays else 1)
@@ -136,32 +135,37 @@ class Joining:
         self.answered(self.rooms.request(event.connection, event.request, pairs, now), now, out)
         self.answered(self.users.request(event.connection, event.request, devices, now), now, out, users=True)
 
-    def _join_filters(self, event: ev.Join, client: Client, now: float) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-        """Join filters. Returns those that can be had, with their rooms, and those whose retained messages the client gets."""
+    def _join_filters(
+        self, event: ev.Join, client: Client, now: float
+    ) -> tuple[dict[str, tuple[int, ...]], set[tuple[int, int]], list[str]]:
+        """Join filters. Returns those that can be had, with their rooms; what routers must know for them; and those whose retained
+        messages the client gets."""
+        index, connection = self.index, event.connection
         joined: dict[str, tuple[int, ...]] = {}
+        pairs: set[tuple[int, int]] = set()
         retained: list[str] = []
         present: list[Present] = []
         for wanted in event.channels:
-            parsed = parse_filter(wanted.filter)
-            rooms = self.index.rooms_of(event.connection, parsed) if isinstance(parsed, Filter) else None
-            if not isinstance(parsed, Filter) or rooms is None or parsed.name.startswith(USER_PREFIX):
+            text = wanted.filter
+            parsed = parse_filter(text)
+            if not isinstance(parsed, Filter) or parsed.name.startswith(USER_PREFIX):
                 continue
-            if parsed.group and self._through_relays:
-                continue  # brokers know relays then, and no gateways
-            new = wanted.filter not in client.filters
+            rooms = index.rooms_of(client, parsed)
+            if rooms is None or (parsed.group and self._through_relays):
+                continue  # with relays brokers do not send to gateways, so they cannot choose one for a group
+            new = text not in client.filters
             if new and len(rooms) > 1 and client.wide_rooms + len(rooms) - 1 > self.max_wide_rooms:
                 continue
-            joined[wanted.filter] = rooms
-            present += self.index.join(event.connection, wanted, parsed, rooms)
-            if (
-                rooms
-                and not parsed.group
-                and client.packets
-                and (wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new))
-            ):
-                retained.append(wanted.filter)
+            joined[text] = rooms
+            present += index.join(connection, client, wanted, parsed, rooms)
+            member = index.member(client, parsed, rooms)
+            for room in rooms:
+                pairs.add((room, member))
+            handling = wanted.retain_handling
+            if rooms and not parsed.group and client.dialect and (not handling or (handling == 1 and new)):
+                retained.append(text)
         self._say_rooms(present, True, 0, now)
-        return joined, retained
+        return joined, pairs, retained
 
     def answered(self, answers: list[Answered], now: float, out: list[ev.Effect], *, users: bool = False) -> None:
         """Answer the clients; a request that needs both routers and relays is answered after the second."""

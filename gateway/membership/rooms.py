@@ -10,7 +10,7 @@ Source: docs/subscriptions.md, "Subscriptions"; docs/memberships.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -213,9 +213,9 @@ class RoomIndex:
         """True if a user is in a room on this gateway."""
         return (room, member) in self._presence
 
-    def rooms_of(self, connection: int, wanted: Filter) -> tuple[int, ...] | None:
+    def rooms_of(self, client: Client, wanted: Filter) -> tuple[int, ...] | None:
         """Rooms that carry what a client wants; in a big room, the user's VRoom. None: no room does."""
-        if wanted.is_system:
+        if wanted.name[0] == "$":
             return ()
         if wanted.wild:
             found = self._wide.get(wanted.name)
@@ -229,13 +229,12 @@ class RoomIndex:
         room = resolve(wanted.name)
         if not isinstance(room, int) or self._vrooms.is_vroom(room):
             return None
-        in_room = self._vrooms.room_of_user(room, self.clients[connection].uin)
+        in_room = self._vrooms.room_of_user(room, client.uin)
         # Each VRoom has a copy of a message, so a group would get it several times.
         return None if wanted.group and in_room != room else (in_room,)
 
-    def join(self, connection: int, wanted: Wanted, parsed: Filter, rooms: tuple[int, ...]) -> list[Present]:
+    def join(self, connection: int, client: Client, wanted: Wanted, parsed: Filter, rooms: tuple[int, ...]) -> list[Present]:
         """Subscribe a connection, or change the options of its filter. Returns who entered rooms."""
-        client = self.clients[connection]
         text = wanted.filter
         before = client.filters.get(text)
         self.without_own += wanted.no_local
@@ -247,7 +246,7 @@ class RoomIndex:
         if parsed.group:
             return self._join_group(connection, subscription)
         name = parsed.name.encode()
-        if parsed.wild or parsed.is_system:
+        if parsed.wild or not rooms:
             members = self.wild.get(name)
             if members is None:
                 members = {}
@@ -255,14 +254,14 @@ class RoomIndex:
             members[connection] = subscription
             client.wide_rooms += max(len(rooms) - 1, 0)
             self.spans_all += bool(rooms) and rooms[0] == EVERY_TOPIC[0]
-            self.system += parsed.is_system
+            self.system += not rooms
             self._merged.clear()
         else:
             channel = self._channel(rooms[0], None if parsed.name.startswith(ROOM_PREFIX) else name)
             channel.add(connection, client.dialect, grant_of(wanted), exact=client.exact)
             if self._merged:
                 self._merged.pop(name, None)
-        return self._enter(rooms, self._member(client, rooms))
+        return self._enter(rooms, self.member(client, parsed, rooms))
 
     def leave(self, connection: int, filters: Iterable[str]) -> list[Present]:
         """Unsubscribe a connection. Returns who is no longer in rooms."""
@@ -278,7 +277,7 @@ class RoomIndex:
                 left += self._leave_group(connection, subscription)
                 continue
             name = parsed.name.encode()
-            if parsed.wild or parsed.is_system:
+            if parsed.wild or not rooms:
                 members = self.wild.get(name)
                 assert members is not None, "the subscription is in the tree"
                 del members[connection]
@@ -286,7 +285,7 @@ class RoomIndex:
                     self.wild.remove(name)
                 client.wide_rooms -= max(len(rooms) - 1, 0)
                 self.spans_all -= bool(rooms) and rooms[0] == EVERY_TOPIC[0]
-                self.system -= parsed.is_system
+                self.system -= not rooms
                 self._merged.clear()
             else:
                 channel = self._channel(rooms[0], None if parsed.name.startswith(ROOM_PREFIX) else name)
@@ -295,26 +294,16 @@ class RoomIndex:
                     self._drop(channel)
                 if self._merged:
                     self._merged.pop(name, None)
-            left += self._exit(rooms, self._member(client, rooms))
+            left += self._exit(rooms, self.member(client, parsed, rooms))
         return left
-
-    def pairs(self, connection: int, joined: Mapping[str, tuple[int, ...]]) -> set[tuple[int, int]]:
-        """What routers must know before these filters are in effect: (room, member)."""
-        client = self.clients[connection]
-        found: set[tuple[int, int]] = set()
-        for text, rooms in joined.items():
-            parsed = client.filters[text].filter
-            member = share_number(parsed.group, parsed.name) if parsed.group else self._member(client, rooms)
-            found.update((room, member) for room in rooms)
-        return found
 
     def route(self, room: int, name: bytes) -> Channel | None:
         """The channel of a free topic's messages: of its own subscriptions, and of the filters that match it."""
         if not self.wild:
-            return self.topics.get(room, _NONE).get(name)
+            return self.topics.get(room, NO_TOPICS).get(name)
         if name in self._merged:
             return self._merged[name]
-        channel = self.topics.get(room, _NONE).get(name)
+        channel = self.topics.get(room, NO_TOPICS).get(name)
         matched = self.wild.match(name)
         if matched:
             channel = self._merge(room, name, channel, matched)
@@ -346,6 +335,12 @@ class RoomIndex:
             channel.add(connection, client.dialect, merged(options), exact=client.exact)
         return channel
 
+    def member(self, client: Client, parsed: Filter, rooms: tuple[int, ...]) -> int:
+        """What routers know as the member of a filter's rooms: the user, `THE_GATEWAY`, or a group's number."""
+        if parsed.group:
+            return share_number(parsed.group, parsed.name)
+        return client.uin if len(rooms) == 1 or self._users_everywhere else THE_GATEWAY
+
     def join_user(self, connection: int) -> None:
         """Subscribe a connection to the messages to its user."""
         client = self.clients[connection]
@@ -370,9 +365,6 @@ class RoomIndex:
             del self.users[client.uin]
 
     # Inside.
-
-    def _member(self, client: Client, rooms: tuple[int, ...]) -> int:
-        return client.uin if len(rooms) == 1 or self._users_everywhere else THE_GATEWAY
 
     def _enter(self, rooms: Iterable[int], member: int, value: int = 0) -> list[Present]:
         entered: list[Present] = []
@@ -402,7 +394,7 @@ class RoomIndex:
             group.put(connection, subscription.wanted, client.credit)
             # Routers learn whether members want to acknowledge.
             return [Present(room, group.number, group.value) for room in group.rooms] if group.value != value else []
-        if parsed.wild or parsed.is_system:
+        if parsed.wild or not subscription.rooms:
             self._merged.clear()
             return []
         name = parsed.name.encode()
@@ -460,7 +452,7 @@ class RoomIndex:
             del self.topics[channel.room]
 
 
-_NONE: Final[dict[bytes, Channel]] = {}
+NO_TOPICS: Final[dict[bytes, Channel]] = {}
 
 
 def grant_of(wanted: Wanted) -> Grant:

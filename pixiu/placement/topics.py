@@ -62,11 +62,6 @@ class Filter(NamedTuple):
     wild: bool
     """True if it contains a wildcard."""
 
-    @property
-    def is_system(self) -> bool:
-        """True if it can match topics that gateways publish about themselves, and nothing else."""
-        return self.name.startswith(SYSTEM_PREFIX)
-
 
 def parse_filter(text: str) -> Filter | TopicRefusal:
     """Read what a client wants to subscribe to, or find the reason why it cannot. Never raises.
