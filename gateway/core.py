@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from cluster.core.contract import NEVER, EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
+from cluster.core.contract import EndOfTurn, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
 from cluster.links.api import Outcome
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.map.updates import PROVEN_MESSAGES_A_CONTROL, VALUED_MESSAGES_A_CONTROL
@@ -28,8 +28,8 @@ from gateway.delivery.shared import SharedDeliveries
 from gateway.delivery.signals import SIGNAL, MemoryTable, Signals, SignalTable
 from gateway.delivery.system_topics import SystemTopics
 from gateway.delivery.traces import Traces
+from gateway.joining import MAX_WIDE_ROOMS, Joining
 from gateway.membership.devices import DeviceIndex
-from gateway.membership.joining import MAX_WIDE_ROOMS, Joining
 from gateway.membership.reporter import MembershipReporter
 from gateway.membership.rooms import NO_TOPICS, THE_GATEWAY, Channel, Client, RoomIndex
 from pixiu.ids import TOPIC_ROOM, EndpointID, gateway_msg_id
@@ -168,16 +168,11 @@ class Core(EventTable[ev.Effect]):
             self.index, self.rooms, self.users, devices, self.mail, self.retained, self._next_id,
             through_relays=through_relays, max_wide_rooms=max_wide_rooms,
         )  # fmt: skip
-        self._began_at = NEVER
-        self._received = 0
-        """Messages that clients published."""
-        said: dict[str, Callable[[float], object]] = {
-            "version": lambda _now: __version__,
-            "uptime": lambda now: f"{int(now - self._began_at)} seconds",
-            "clients/connected": lambda _now: len(self.index.clients),
-            "messages/received": lambda _now: self._received,
-            "messages/sent": lambda _now: self.counters.deliveries,
-            "subscriptions/count": lambda _now: sum(len(client.filters) for client in self.index.clients.values()),
+        said: dict[str, Callable[[], object]] = {
+            "version": lambda: __version__,
+            "clients/connected": lambda: len(self.index.clients),
+            "messages/sent": lambda: self.counters.deliveries,
+            "subscriptions/count": lambda: sum(len(client.filters) for client in self.index.clients.values()),
         }
         self.system = SystemTopics(self.index, self.fan_out, said, unix_ms)
         self._enter_events()
@@ -380,7 +375,7 @@ class Core(EventTable[ev.Effect]):
         return inner if THE_GATEWAY in groups else None
 
     def _on_routers(self, event: ev.RoutersChanged, now: float, out: list[ev.Effect]) -> None:
-        self._began_at = min(self._began_at, now)
+        self.system.begin(now)
         self.rooms.set_replicas(event.partitions, event.replicas, now)
 
     def _on_relays(self, event: ev.RelaysChanged, now: float, out: list[ev.Effect]) -> None:
@@ -424,14 +419,14 @@ class Core(EventTable[ev.Effect]):
         self.retained.fetched(event)
 
     def _on_publish_confirmed(self, event: ev.PublishConfirmed, now: float, out: list[ev.Effect]) -> None:
-        self._received += len(event.messages)
+        self.system.received += len(event.messages)
         if self.index.without_own:
             for message in event.messages:
                 self.fan_out.own.put(message.record, message.connection)
         self.confirming.offered(event, now, out)
 
     def _on_publish(self, event: ev.Publish, now: float, out: list[ev.Effect]) -> None:
-        self._received += len(event.records)
+        self.system.received += len(event.records)
         if self.index.without_own:
             for _, record in event.records:
                 self.fan_out.own.put(record, event.connection)

@@ -27,17 +27,24 @@ class SystemTopics:
 
     Args:
         index, fan_out: of the gateway.
-        values: topic below `$SYS/broker/` → gives its value; called with the time, monotonic seconds.
+        values: topic below `$SYS/broker/` → gives its value.
         unix_ms: Unix milliseconds.
     """
 
     def __init__(
-        self, index: RoomIndex, fan_out: FanOut, values: dict[str, Callable[[float], object]], unix_ms: Callable[[], int]
+        self, index: RoomIndex, fan_out: FanOut, values: dict[str, Callable[[], object]], unix_ms: Callable[[], int]
     ) -> None:
         self._index, self._fan_out, self._values, self._unix_ms = index, fan_out, values, unix_ms
+        self.received = 0
+        """Messages that clients published."""
+        self._began_at = NEVER
         self._listeners = 0
         self._published_at = -INTERVAL_S
         self._due = NEVER
+
+    def begin(self, now: float) -> None:
+        """Note the start, monotonic seconds: the first call counts."""
+        self._began_at = min(self._began_at, now)
 
     def next_deadline(self) -> float:
         """Time of the next publication; `NEVER` while nobody listens."""
@@ -55,11 +62,13 @@ class SystemTopics:
             return
         self._published_at, self._due = now, now + INTERVAL_S
         identity = snowflake(max(self._unix_ms(), SNOWFLAKE_EPOCH_MS), 0, 0)
-        for name, value in self._values.items():
+        said = {name: value() for name, value in self._values.items()}
+        said |= {"uptime": f"{int(now - min(self._began_at, now))} seconds", "messages/received": self.received}
+        for name, value in said.items():
             topic = f"$SYS/broker/{name}"
             channel = self._index.system_channel(topic.encode())
             if channel is not None:
-                body = with_topic(topic, str(value(now)).encode())
+                body = with_topic(topic, str(value).encode())
                 record = encode(Kind.ROOM, 0, body, identity, flags=Flag.TO_ROOM | Flag.TOPIC)
                 head, rest = record[:ORIGIN_AT], record[ORIGIN_AT + 1 :]
                 self._fan_out.queue(channel, head + bytes((origin_of(0, retain=False),)) + rest, body)

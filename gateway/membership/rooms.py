@@ -336,7 +336,7 @@ class RoomIndex:
         return channel
 
     def member(self, client: Client, parsed: Filter, rooms: tuple[int, ...]) -> int:
-        """What routers know as the member of a filter's rooms: the user, `THE_GATEWAY`, or a group's number."""
+        """The member of a filter's rooms, as routers know it: the user, `THE_GATEWAY`, or a group's number."""
         if parsed.group:
             return share_number(parsed.group, parsed.name)
         return client.uin if len(rooms) == 1 or self._users_everywhere else THE_GATEWAY

@@ -49,7 +49,7 @@ class SharedGroup:
 
     @property
     def value(self) -> int:
-        """What routers and brokers know of it."""
+        """Value of the group at routers and brokers."""
         return MEMBERS_ACKNOWLEDGE if any(member.wanted.qos for member in self.members.values()) else MEMBERS_OF_QOS_0
 
     def put(self, connection: int, wanted: Wanted, credit: int) -> None:

@@ -53,7 +53,7 @@ class TopicRefusal(Enum):
 
 
 class Filter(NamedTuple):
-    """What a client subscribes to."""
+    """A subscription of a client, without its options."""
 
     group: str
     """Group of a shared subscription; empty: it is not shared."""

@@ -45,7 +45,7 @@ _HEAD: Final = struct.Struct("<QQ")
 
 
 class Entry(NamedTuple):
-    """What is retained for a topic."""
+    """The message that is retained for a topic, or the mark that it was cleared."""
 
     topic: bytes
     """UTF-8."""
@@ -69,7 +69,7 @@ class Entry(NamedTuple):
 
 
 class Stored(Enum):
-    """What became of an entry."""
+    """Outcome of putting an entry."""
 
     NEW = "new"
     SAME = "same"
@@ -130,7 +130,7 @@ class RetainedMap:
         return len(self._cleared)
 
     def get(self, topic: bytes) -> Entry | None:
-        """What is known of a topic, cleared or not."""
+        """The entry of a topic, cleared or not."""
         return self._entries.get(topic)
 
     def put(self, entry: Entry, now_ms: int, *, limited: bool = True) -> Stored:

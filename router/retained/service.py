@@ -194,7 +194,7 @@ class RetainedService(retained_pb2_grpc.RetainedServicer):
     async def Sync(
         self, request: retained_pb2.RetainedDigests, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[retained_pb2.RetainedPage]:
-        """What differs, see the proto."""
+        """Entries that differ, see the proto."""
         partitions = request.partitions or 1
         if len(request.buckets) != DIGESTS.size or not is_partition_count(partitions):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the digests are not whole")

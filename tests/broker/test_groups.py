@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from broker.core import Core
 from broker.groups import OTHERS, OUTCOME
@@ -45,7 +46,7 @@ class World:
         return got(self.broker.step(RecordsReceived(PROXY, record, 0, len(record), 1), 1.0))
 
 
-def got(effects: list[object]) -> dict[EndpointID, list[int] | None]:
+def got(effects: Sequence[object]) -> dict[EndpointID, list[int] | None]:
     found: dict[EndpointID, list[int] | None] = {}
     for parcel in of(SendRecords, effects):
         (record,) = parcel.records

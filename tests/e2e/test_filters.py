@@ -46,7 +46,9 @@ class Client:
     def subscribe(self, name: str, qos: int = 0) -> None:
         _, number = self.paho.subscribe(name, qos)
         assert number is not None
-        (code,) = wait_for(lambda: self._granted.get(number), f"SUBACK of {name}", pause_s=0.001)
+        granted = wait_for(lambda: self._granted.get(number), f"SUBACK of {name}", pause_s=0.001)
+        assert granted is not None
+        (code,) = granted
         assert code.value == qos, code
 
     def publish(self, topic: str, payload: str, *, retain: bool = False) -> None:

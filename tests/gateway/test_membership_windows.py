@@ -9,7 +9,7 @@ import pytest
 from cluster.core.contract import Settled, Tick
 from gateway import events as ev
 from gateway.core import Core
-from gateway.membership.joining import LEAVES_A_TURN
+from gateway.joining import LEAVES_A_TURN
 from gateway.membership.reporter import CROWD_PAUSE_S, MAX_A_TURN, WINDOW
 from pixiu.ids import EndpointID
 from tests.gateway.world import memberships, of, turn, updates
