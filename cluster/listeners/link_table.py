@@ -45,6 +45,7 @@ MAY_SAY: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "listing_page": _MEMBERS,
     "absence": _MEMBERS,
     "fenced": _TO_GATEWAYS,
+    "shared_outcome": {"broker": ("gateway",)},
 }
 """Kind of control message, or `records` → receiver → senders."""
 _BY_TAG: Final[dict[int, str]] = {

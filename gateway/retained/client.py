@@ -46,7 +46,7 @@ RETRY_S: Final = 0.2
 MAX_WAITING: Final = 10_000
 MAX_WAITING_BYTES: Final = 32 << 20
 """Messages that wait for a partition. Policy: further ones are refused, and may be published again."""
-PUTS_A_CALL: Final = 200
+PUTS_A_CALL: Final = 1_000
 PUT_BYTES_A_CALL: Final = 1 << 20
 SLOW_S: Final = 0.02
 """Interval at which a client that does not take more is looked at again."""
@@ -243,7 +243,7 @@ class RetainedClient:
             self._step(ev.RetainedFetched(effect.connection, effect.fetch))
 
     async def listing(self, name: str, limit: int, after: str = "") -> list[Listed]:
-        """Up to `limit` retained messages that match a filter, in the order of topics, above `after`. Raises `Unavailable`."""
+        """Read up to `limit` retained messages that match a filter, in the order of topics, above `after`. Raises `Unavailable`."""
         found: list[Listed] = []
         for partition in self._partitions_of([name]):
             start, left = after, limit
