@@ -50,6 +50,9 @@ PUTS_A_CALL: Final = 1_000
 PUT_BYTES_A_CALL: Final = 1 << 20
 SLOW_S: Final = 0.02
 """Interval at which a client that does not take more is looked at again."""
+FEW_FILTERS: Final = 32
+"""Topics without wildcards of one subscription that are asked for together with those of others."""
+NAMES_A_CALL: Final = 1_000
 MAX_FETCHES: Final = 256
 """Fetches at a time; further ones wait in turn."""
 CLEAR_MS: Final = 86_400_000
@@ -88,6 +91,24 @@ class _Queue:
     task: asyncio.Task[None] | None = None
 
 
+@dataclass(slots=True)
+class _Few:
+    """A fetch of a few topics, which goes together with others."""
+
+    connection: int
+    fetch: int
+    left: int
+    """Topics that were not asked for yet."""
+
+
+@dataclass(slots=True)
+class _Names:
+    """Topics to ask a partition for: one call at a time, so the busier the gateway, the more go together."""
+
+    waiting: deque[tuple[str, _Few]] = field(default_factory=deque)
+    task: asyncio.Task[None] | None = None
+
+
 class Listed(NamedTuple):
     """A retained message, as an operator or an HTTP client sees it."""
 
@@ -123,6 +144,7 @@ class RetainedClient:
         self._view, self._state, self._topics, self._step, self._takes_more = view, state, topics, step, takes_more
         self._log, self._tls = log, tls
         self._queues: dict[int, _Queue] = {}
+        self._names: dict[int, _Names] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._fetches: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Semaphore(MAX_FETCHES)
@@ -221,10 +243,44 @@ class RetainedClient:
     # --- subscriptions
 
     def fetch(self, effect: ev.FetchRetained) -> None:
-        """Fetch for a connection."""
+        """Fetch for a connection: a few topics together with those of others, everything else in slices of its own."""
+        if len(effect.filters) <= FEW_FILTERS and not any(map(has_wildcard, effect.filters)):
+            few = _Few(effect.connection, effect.fetch, len(effect.filters))
+            for name in effect.filters:
+                self._ask_soon(self._partitions_of([name])[0], name, few)
+            return
         task = asyncio.get_running_loop().create_task(self._fetch(effect))
         self._fetches.add(task)
         task.add_done_callback(self._fetches.discard)
+
+    def _ask_soon(self, partition: int, name: str, few: _Few) -> None:
+        names = self._names.setdefault(partition, _Names())
+        names.waiting.append((name, few))
+        if names.task is None:
+            names.task = asyncio.get_running_loop().create_task(self._ask_names(partition, names))
+
+    async def _ask_names(self, partition: int, names: _Names) -> None:
+        while names.waiting:
+            batch = [names.waiting.popleft() for _ in range(min(len(names.waiting), NAMES_A_CALL))]
+            wanted: dict[str, list[_Few]] = {}
+            for name, few in batch:
+                wanted.setdefault(name, []).append(few)
+            try:
+                async for found in self._slices_of(partition, list(wanted)):
+                    for listed in found:
+                        for few in wanted[listed.topic]:
+                            self._step(ev.RetainedFound(few.connection, few.fetch, [listed.record]))
+            except PixiuError as error:
+                self._note_failure(error)
+            for _, few in batch:
+                few.left -= 1
+                if not few.left:
+                    self._step(ev.RetainedFetched(few.connection, few.fetch))
+        names.task = None
+
+    def _note_failure(self, error: PixiuError) -> None:
+        self.failed += 1
+        self._log.warning(FETCH_FAILED, text=str(error))
 
     async def _fetch(self, effect: ev.FetchRetained) -> None:
         try:
@@ -237,8 +293,7 @@ class RetainedClient:
                             return
                         await asyncio.sleep(SLOW_S)
         except PixiuError as error:
-            self.failed += 1
-            self._log.warning(FETCH_FAILED, text=str(error))
+            self._note_failure(error)
         finally:
             self._step(ev.RetainedFetched(effect.connection, effect.fetch))
 
@@ -257,13 +312,17 @@ class RetainedClient:
 
     async def _slices(self, filters: Sequence[str]) -> AsyncIterator[list[Listed]]:
         for partition, wanted in self._by_partition(filters).items():
-            after = ""
-            while True:
-                answer = await self._ask(partition, wanted, after, 0)
-                yield [Listed(entry.topic, entry.record, entry.expires_at_ms) for entry in answer.entries]
-                after = answer.next
-                if not after:
-                    break
+            async for found in self._slices_of(partition, wanted):
+                yield found
+
+    async def _slices_of(self, partition: int, filters: Sequence[str]) -> AsyncIterator[list[Listed]]:
+        after = ""
+        while True:
+            answer = await self._ask(partition, filters, after, 0)
+            yield [Listed(entry.topic, entry.record, entry.expires_at_ms) for entry in answer.entries]
+            after = answer.next
+            if not after:
+                break
 
     async def _ask(self, partition: int, filters: Sequence[str], after: str, limit: int) -> retained_pb2.RetainedList:
         until, text = time.monotonic() + GIVE_UP_S, "no router of the partition is Running"
@@ -330,7 +389,8 @@ class RetainedClient:
 
     async def close(self) -> None:
         """End everything; messages that wait are refused."""
-        tasks = [*self._fetches, *(queue.task for queue in self._queues.values() if queue.task is not None)]
+        running = [*(queue.task for queue in self._queues.values()), *(names.task for names in self._names.values())]
+        tasks = [*self._fetches, *(task for task in running if task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

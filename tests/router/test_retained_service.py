@@ -189,3 +189,15 @@ async def test_a_fetch_comes_in_slices_while_the_client_takes_them(world: World)
     assert len(found) > 2
     assert sum(len(each.records) for each in found) == 300
     assert {(each.connection, each.fetch) for each in found} == {(7, 3)}
+
+
+async def test_subscriptions_to_topics_are_fetched_together(world: World) -> None:
+    client = world.client()
+    assert await asyncio.gather(*(retain(client, f"t/{number}", b"x", number) for number in range(4))) == [None] * 4
+    for connection in range(1, 9):
+        client.fetch(ev.FetchRetained(connection, connection, [f"t/{connection % 4}", "nothing"]))
+    async with asyncio.timeout(30):
+        while sum(isinstance(each, ev.RetainedFetched) for each in world.events) < 8:
+            await asyncio.sleep(0.01)
+    found = {each.connection: each.records for each in world.events if isinstance(each, ev.RetainedFound)}
+    assert {connection: records[0][-1:] for connection, records in found.items()} == dict.fromkeys(range(1, 9), b"x")
