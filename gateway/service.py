@@ -96,7 +96,7 @@ class Service(RoleShell):
         self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN))
         self._publishers = ConfirmedPublishers(self._vrooms, self._runner.step)
         topics, largest = TopicRooms(context.cluster.topic_rooms), context.cluster.max_record_bytes
-        self._wills = WillPublisher(context.now, self._publishers, topics, self._vrooms, largest)
+        self._wills = WillPublisher(context.now, self._publishers, topics, self._vrooms, largest, self._retained)
         self.run(self._wills.runner)
         self._clients = Clients(
             context.options,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.core.role import Runner, totals
@@ -14,11 +15,12 @@ from cluster.links.api import Links
 from cluster.wills.will import WillMessage, decode
 from cluster.wire.v1 import control_pb2
 from gateway.clients.access import will_key
+from gateway.clients.clients import Retainer
 from gateway.clients.publishing import ConfirmedPublishers
 from gateway.events import Confirmable
 from gateway.wills import events as ev
 from gateway.wills.core import Core
-from pixiu.errors import LocalError, MalformedData, Offline, PixiuError
+from pixiu.errors import LocalError, MalformedData, Offline, PixiuError, Unavailable
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
@@ -34,6 +36,7 @@ class WillPublisher:
         publishers: send messages of QoS 1, as a will is sent whatever its QoS.
         topics, vrooms: rooms of topics, and the cluster's big rooms.
         max_record_bytes: of the cluster.
+        retainer: keeps wills that are to be retained; None: they are published only.
     """
 
     def __init__(
@@ -43,7 +46,9 @@ class WillPublisher:
         topics: TopicRooms,
         vrooms: VRooms,
         max_record_bytes: int,
+        retainer: Retainer | None = None,
     ) -> None:
+        self._retainer = retainer
         self._publishers, self._topics, self._vrooms, self._max_record_bytes = publishers, topics, vrooms, max_record_bytes
         self.runner: Runner[ev.Event, ev.Effect] = Runner(None, now, tick=TICK, end_of_turn=END_OF_TURN)
         self._core: Core | None = None
@@ -88,7 +93,17 @@ class WillPublisher:
             self.runner.step(ev.WillDone(will.id))  # by another limit or rule than the client's gateway has: nobody can publish it
             return
         confirmable = Confirmable(self._resolved, will.id, key, record, SnowflakeID(effect.message_id))
-        self._send(confirmable)
+        if message.retain and self._retainer is not None and not message.topic.startswith(USER_PREFIX):
+            self._retainer.retain(record, message.topic, partial(self._retained, confirmable))
+        else:
+            self._send(confirmable)
+
+    def _retained(self, message: Confirmable, error: PixiuError | None) -> None:
+        """Publish a will whose retained copy is kept, or cannot be; one whose routers are away is tried again."""
+        if isinstance(error, Unavailable):
+            self.runner.step(ev.WillDone(message.packet_id, again=True))
+        else:
+            self._send(message)
 
     def _send(self, message: Confirmable) -> None:
         when_space = self._waiting.setdefault(message.packet_id, lambda: self._send(message))
