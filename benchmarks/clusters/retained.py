@@ -1,8 +1,9 @@
 """Retained messages of a cluster: how long does one `#` take for all of them, and is one ever stale? `python -m
 benchmarks.clusters.retained [--topics 100000] [--races 10000]`.
 
-Estimate, written before the first run: a message costs a slice's part of protobuf in router and gateway, 8 µs, a packet, 10 µs, and
-15 µs in the client: 100,000 take 3.5 s where all share a core. A race is two round trips to routers and three to the gateways, 6 ms.
+Estimate, written before the first run: a message costs a slice's part of protobuf in router and gateway, 8 µs, a packet, 10 µs,
+and 15 µs in the client: 100,000 take 3.5 s where all share a core. A race
+is two round trips to routers and three to gateways, 6 ms.
 
 Starts `pixiu up` with two gateways, two router partitions of two replicas and two brokers. Publishes topics and subscribes to `#`
 at the other gateway: each must come once, also after the cluster was restarted. Then, for each race, publishes a new value with

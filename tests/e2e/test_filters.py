@@ -27,7 +27,7 @@ JOBS = 60
 class Client:
     """A paho client of MQTT 5."""
 
-    def __init__(self, name: str, port: int, *, acknowledges: bool = True) -> None:
+    def __init__(self, name: str, port: int, *, acknowledges: bool = True, will: str = "") -> None:
         self.messages: list[paho.MQTTMessage] = []
         self._granted: dict[int, Any] = {}
         self._published: set[int] = set()
@@ -35,6 +35,8 @@ class Client:
         self.paho = client = paho.Client(
             CallbackAPIVersion.VERSION2, name, protocol=MQTTProtocolVersion.MQTTv5, manual_ack=not acknowledges
         )
+        if will:
+            client.will_set(will, "gone", 1, True)
         client.on_message = lambda _c, _u, message: self.messages.append(message)
         client.on_connect = lambda *_: connected.set()
         client.on_subscribe = lambda _c, _u, number, codes, _p: self._granted.__setitem__(number, codes)
@@ -100,6 +102,21 @@ def test_filters_of_stock_clients(cluster: LocalCluster) -> None:
     wait_for(lambda: len(watcher.messages) == RACES, "one copy of each for filters that overlap")
     assert [(message.payload.decode(), message.qos) for message in watcher.messages] == [(str(n), 1) for n in range(RACES)]
     publisher.publish("races/7/value", "", retain=True)
+
+    # A will that is to be retained.
+    dying = Client("dying", second, will="wills/dying")
+    dying.paho.loop_stop()
+    dying.paho.socket().close()
+    heir = Client("heir", first)
+    heir.subscribe("wills/+")
+    wait_for(lambda: heir.texts() == ["gone"], "the will")
+    late = Client("late", second)
+    late.subscribe("wills/dying")
+    wait_for(lambda: late.texts() == ["gone"], "the retained will")
+    assert late.messages[0].retain
+    for client in (heir, late):
+        client.close()
+    publisher.publish("wills/dying", "", retain=True)
 
     # Wildcards over everything, and a restart of the cluster.
     topics = {f"t{number % 7}/{number}" for number in range(TOPICS)}
