@@ -44,7 +44,7 @@ def main() -> None:
     qos0 = b"".join(codec.encode_publish(topics[i % 100], PAYLOAD) for i in range(MESSAGES))
     qos1 = b"".join(codec.encode_publish(topics[i % 100], PAYLOAD, 1, i + 1) for i in range(MESSAGES))
     qos0_5 = b"".join(codec.encode(Publish(topics[i % 100], PAYLOAD), MQTT_5) for i in range(MESSAGES))
-    properties = {Property.CONTENT_TYPE: "text", Property.USER: (("k", "v"),)}
+    properties: dict[int, object] = {Property.CONTENT_TYPE: "text", Property.USER: (("k", "v"),)}
     rich = b"".join(
         codec.encode(Publish(topics[i % 100], PAYLOAD, 1, False, False, i + 1, properties), MQTT_5) for i in range(MESSAGES)
     )

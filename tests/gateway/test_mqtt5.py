@@ -80,7 +80,7 @@ def resolve(world: World, error: PixiuError | None) -> None:
 async def test_properties_qos_and_retain_are_in_the_record() -> None:
     world = World()
     connection, _ = client(world)
-    properties = {Property.MESSAGE_EXPIRY: 90, Property.USER: (("k", "v"),), Property.CONTENT_TYPE: "text"}
+    properties: dict[int, object] = {Property.MESSAGE_EXPIRY: 90, Property.USER: (("k", "v"),), Property.CONTENT_TYPE: "text"}
     send(connection, Publish("a/b", b"x", 2, True, False, 7, properties), Publish("a/b", b"y"))
     (confirmable,) = world.published
     record = confirmable.record
@@ -110,7 +110,7 @@ async def test_every_outcome_of_a_message_has_its_reason() -> None:
 async def test_a_message_that_cannot_be_carried_is_refused_alone() -> None:
     world = World()
     connection, wire = client(world)
-    large = {Property.USER: (("k", "v" * 65_000), ("l", "w" * 65_000))}
+    large: dict[int, object] = {Property.USER: (("k", "v" * 65_000), ("l", "w" * 65_000))}
     send(connection, Publish("a", b"x", 1, False, False, 1, large), Publish("$x", b"", 1, packet_id=2))
     assert codes(wire) == [("Puback", ReasonCode.QUOTA_EXCEEDED), ("Puback", ReasonCode.TOPIC_NAME_INVALID)]
     assert connection.is_open
@@ -209,7 +209,7 @@ async def test_who_is_taken_over_is_told() -> None:
     world = World()
     _, wire = client(world)
     client(world)
-    told = {Property.REASON_STRING: "the same client connected again"}
+    told: dict[int, object] = {Property.REASON_STRING: "the same client connected again"}
     assert received(wire)[-1] == Disconnect(ReasonCode.SESSION_TAKEN_OVER, told)
 
 

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from cluster.core.contract import END_OF_TURN, RecordsReceived, Settle
 from cluster.core.turn import Turn
@@ -88,7 +89,8 @@ class World:
     roles: tuple[str, ...] = ("gateway", "proxy", "router", "broker")
 
     def __post_init__(self) -> None:
-        self.events: list[ev.Event] = []
+        self.events: list[Any] = []
+        """Events of the gateway's core, and of its wills."""
         self.published: list[ev.Confirmable] = []
         self.room = True
         """For messages of QoS 1."""
