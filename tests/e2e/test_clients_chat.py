@@ -84,11 +84,11 @@ def test_mqtt_5_reaches_every_dialect_on_another_gateway_with_its_qos_and_proper
     try:
         for name in ("v31", "v311"):
             clients[name].subscribe("plant/heat", qos=2)
-        identifier: Any = Properties(PacketTypes.SUBSCRIBE)
+        identifier: Any = Properties(PacketTypes.SUBSCRIBE)  # type: ignore[no-untyped-call]
         identifier.SubscriptionIdentifier = 77
         clients["v5"].subscribe("plant/heat", options=SubscribeOptions(2), properties=identifier)
         assert [answers.get(timeout=WAIT_S) for _ in range(3)] == [[2]] * 3
-        said: Any = Properties(PacketTypes.PUBLISH)
+        said: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         said.ContentType, said.ResponseTopic, said.MessageExpiryInterval = "text/plain", "plant/answers", 600
         said.UserProperty = [("unit", "C"), ("unit", "K")]
         for qos in (2, 1, 0):
