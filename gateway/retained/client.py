@@ -316,13 +316,18 @@ class RetainedClient:
                 yield found
 
     async def _slices_of(self, partition: int, filters: Sequence[str]) -> AsyncIterator[list[Listed]]:
-        after = ""
-        while True:
-            answer = await self._ask(partition, filters, after, 0)
-            yield [Listed(entry.topic, entry.record, entry.expires_at_ms) for entry in answer.entries]
-            after = answer.next
-            if not after:
-                break
+        """Slices of one partition; the next one is fetched while the caller uses the last."""
+        coming: asyncio.Task[retained_pb2.RetainedList] | None = None
+        ask = asyncio.get_running_loop().create_task
+        try:
+            coming = ask(self._ask(partition, filters, "", 0))
+            while coming is not None:
+                answer = await coming
+                coming = ask(self._ask(partition, filters, answer.next, 0)) if answer.next else None
+                yield [Listed(entry.topic, entry.record, entry.expires_at_ms) for entry in answer.entries]
+        finally:
+            if coming is not None:
+                coming.cancel()
 
     async def _ask(self, partition: int, filters: Sequence[str], after: str, limit: int) -> retained_pb2.RetainedList:
         until, text = time.monotonic() + GIVE_UP_S, "no router of the partition is Running"
