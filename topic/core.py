@@ -33,6 +33,7 @@ from topic.dispatch.flights import Pending
 from topic.dispatch.paces import Paces
 from topic.state.parts import Appended, Verdict
 from topic.state.state import Done, State
+from topic.stored import Stored
 from topic.writes import Writes
 
 MAX_WAITING_BYTES: Final = 64 << 20
@@ -62,7 +63,10 @@ class Parts(Protocol):
         """The blocks that hold the messages [low, high) of a part, or the first of them; none if the first cannot be read.
 
         Asked for ordered channels; for others only if the part has messages with a tag, a mark, a delay or an expiry, or the
-        channel a filter."""
+        channel a filter. What only the object store has comes later: `Loaded`."""
+
+    def store_of(self, topic: en.TopicSettings) -> str:
+        """URL of a topic's object store; empty: it has none."""
 
 
 @dataclass(slots=True)
@@ -162,6 +166,7 @@ class Core:
         """(counter, what waits for it), rising: not committed yet."""
         self._to_persist: deque[tuple[int, _Write]] = deque()
         """(counter, write) of level persisted, rising: not on this disk yet."""
+        self.stored = Stored(state)
         self._events: EventTable[ev.Effect] = EventTable()
         self._events.on(ev.WriteRequested, self._on_write)
         self._events.on(ev.Requested, self._on_requested)
@@ -171,6 +176,8 @@ class Core:
         self._events.on(ev.Touched, self._on_touched)
         self._events.on(ev.Left, self._on_left)
         self._events.on(ev.ParentFinished, self._on_parent_finished)
+        self._events.on(ev.StoreLeft, self._on_store_left)
+        self._events.on(ev.Loaded, self._on_loaded)
         self._events.on(LeaderChanged, self._on_leader)
         self._events.on(Accepted, self._on_accepted)
         self._events.on(Persisted, self._on_persisted)
@@ -227,6 +234,8 @@ class Core:
             first = self._writes.check_epoch(block, event.epoch)
             if self._waiting_bytes + len(event.block) > MAX_WAITING_BYTES:
                 raise Overloaded(f"{MAX_WAITING_BYTES >> 20} MiB wait for their commit in this group; try again later", 200)
+            if event.level is Level.STORED or self.stored.hold:
+                self._check_store(block, event.level)
             if refused is None:
                 self._writes.charge(block, len(event.block), now)
         except PixiuError as problem:
@@ -237,7 +246,7 @@ class Core:
         if parks and refused is not None and refused.verdict is Verdict.NOT_HERE and self._park(block, event, now):
             return
         # Before everything of former leaders is applied, what becomes of a block is not known in advance.
-        level = event.level if certain and self.delivers else Level.REPLICATED
+        level = event.level if (certain and self.delivers) or event.level is Level.STORED else Level.REPLICATED
         write = _Write(event.stream, event.request, block, len(event.block), level)
         if refused is not None:
             self._answer_write(write, refused, out)
@@ -248,15 +257,10 @@ class Core:
         self._waiting_bytes += write.size
         self._turn.append((write, (en.BLOCK, en.encode_block(event.sender, event.block))))
 
-    def _begin_epoch(self, block: Block, epoch: int) -> None:
-        """A group that did not know the writer's epoch learns it before its first block."""
-        payload = en.encode_fence(block.topic, block.writer, epoch)
-        self._writes.fence(block.topic, block.writer, epoch)
-        self._turn.append((_Request(-1, en.FENCE, payload), (en.FENCE, payload)))
-
-    def _park(self, block: Block, event: ev.WriteRequested, now: float) -> bool:
-        """Let a block wait: its part may be a child whose parent has just been sealed."""
-        return block.topic in self._state.topics and self._writes.parked.park(en.part_id(block.topic, block.part), event, now)
+    def _check_store(self, block: Block, level: Level) -> None:
+        topic = self._state.topics.get(block.topic)
+        if topic is not None:
+            self.stored.check(level, topic.name, self._parts.store_of(topic))
 
     def _refusal(self, stream: int, request: int, refusal: Refusal) -> ev.WriteReply:
         return ev.WriteReply(stream, request, self._triple(), refusal=refusal)
@@ -373,7 +377,7 @@ class Core:
         if self._turn:
             self._token += 1
             works = self._proposed[self._token] = [work for work, _ in self._turn]
-            replicated = any(not isinstance(work, _Write) or work.level is Level.REPLICATED for work in works)
+            replicated = any(not isinstance(work, _Write) or work.level.at_least(Level.REPLICATED) for work in works)
             out.append(Propose(self._token, [payload for _, payload in self._turn], replicated))
             self._turn = []
 
@@ -381,7 +385,7 @@ class Core:
         works = self._proposed.pop(event.token, ())
         self._logged += enumerate(works, event.first)
         for counter, work in enumerate(works, event.first):
-            if isinstance(work, _Write) and work.level is not Level.REPLICATED:
+            if isinstance(work, _Write) and not work.level.at_least(Level.REPLICATED):
                 if work.level is Level.ACCEPTED:
                     self._answer_early(work, out)
                 else:
@@ -440,11 +444,11 @@ class Core:
                 self._writes.applied(work.block, answer)
                 if answer.verdict is Verdict.STORED:
                     self._grown[en.part_id(work.block.topic, work.block.part)] = None
-                if few is None or work.answered:
-                    self._answer_write(work, answer, out)
-                else:
+                if few is not None and not work.answered:
                     self.counters.outcomes_unknown += 1
                     out.append(self._refusal(work.stream, work.request, few))
+                else:
+                    self._answer_applied(work, answer, out)
                 work.answered = True
             case _Report():
                 number, part = work.settlement.channel, self._state.parts.get(work.settlement.part)
@@ -460,6 +464,16 @@ class Core:
                 if work.request >= 0:
                     out.append(ev.Reply(work.request, answer if few is None else None, few))
                 self._request_applied(work, answer, counter, now, out)
+
+    def _answer_applied(self, write: _Write, found: Appended, out: list[ev.Effect]) -> None:
+        if write.level is not Level.STORED:
+            self._answer_write(write, found, out)
+            return
+        replies, number = list[ev.Effect](), en.part_id(write.block.topic, write.block.part)
+        self._answer_write(write, found, replies)
+        for reply in replies:
+            if not isinstance(reply, ev.WriteReply) or not self.stored.keep(number, write.block.count, reply):
+                out.append(reply)
 
     def _request_applied(self, work: _Request, answer: object, counter: int, now: float, out: list[ev.Effect]) -> None:
         payload, channels = work.payload, self._channels
@@ -484,6 +498,11 @@ class Core:
                 part = en.part_of(payload)
                 channels.grew(part)
                 channels.sealed(part, out)
+                out += self.stored.reached(part)
+            case en.UPLOADED:
+                out += self.stored.reached(en.decode_objects(payload)[0])
+            case en.DROP:
+                out += self.stored.reached(en.decode_drop(payload))
         if work.kind in ENDING:
             self._writes.ending(-1)
 
@@ -514,6 +533,7 @@ class Core:
         self._proposed, self._turn = {}, []
         self._logged.clear()
         self._to_persist.clear()
+        self._on_store_left(ev.StoreLeft(unknown), now, out)
         self.counters.outcomes_unknown += len(under_way)
         self._give_up(under_way, unknown, now, out)
         self._channels.stop(not_leader(self._leader), out)
@@ -524,6 +544,13 @@ class Core:
         self._grown.clear()
         self._lease_at = NEVER
         self._begin_at, self._ask_at = (now, now) if self.epoch else (NEVER, NEVER)
+
+    def _on_store_left(self, event: ev.StoreLeft, now: float, out: list[ev.Effect]) -> None:
+        out += [self._refusal(reply.stream, reply.request, event.refusal) for reply in self.stored.leave()]
+
+    def _on_loaded(self, event: ev.Loaded, now: float, out: list[ev.Effect]) -> None:
+        if self.epoch:
+            self._channels.grew(event.part)
 
     # --- time
 

@@ -54,7 +54,7 @@ class WriteRequested:
 @dataclass(frozen=True, slots=True)
 class Requested:
     """An entry to be appended. Answered by `Reply`. Of the admin: one of `cluster.topics.entries.ADMIN_KINDS`. Of the shell: TRIM
-    by retention, LOST for a gap that no replica can fill; SEEK and RESEND that a client asks for."""
+    by retention, LOST for a gap that no replica can fill, UPLOADED and REMOVED; SEEK and RESEND that a client asks for."""
 
     request: int
     kind: int
@@ -131,8 +131,22 @@ class ParentFinished:
     part: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoreLeft:
+    """Nobody is to wait for the object store any more: writers of level stored are refused."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Blocks that `Parts.blocks` was asked for, and that only the object store had, are in memory."""
+
+    part: int
+
+
 Event = (
-    WriteRequested | Requested | Joined | Credited | Reported | Touched | Left | ParentFinished
+    WriteRequested | Requested | Joined | Credited | Reported | Touched | Left | ParentFinished | StoreLeft | Loaded
     | LeaderChanged | Accepted | Persisted | Refused | Committed | EndOfTurn | Tick
 )  # fmt: skip
 

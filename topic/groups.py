@@ -18,7 +18,7 @@ from cluster.wire.v1 import topic_group_pb2 as pb
 from cluster.wire.v1 import topic_group_pb2_grpc as pb_grpc
 from pixiu.discovery.node import Node
 from pixiu.discovery.topics import read_topic
-from pixiu.errors import NotServed, PixiuError
+from pixiu.errors import NotServed, PixiuError, Unavailable
 from pixiu.rpc.channels import Channels
 from pixiu.wire.block import stamped
 from topic import events as ev
@@ -91,7 +91,10 @@ class TopicGroups(pb_grpc.TopicGroupsServicer):
         if state is None or not state.first <= request.low < request.high <= state.end:
             return pb.BlocksReply(refusal=refusal_of(self._group, NotServed("this replica does not hold these offsets")))
         while at < request.high and took < MAX_BYTES:
-            found = await self._group.reader.find(request.part, at)
+            try:
+                found = await self._group.reader.find(request.part, at)
+            except Unavailable as away:
+                return pb.BlocksReply(blocks=b"".join(blocks), refusal=None if blocks else refusal_of(self._group, away))
             if isinstance(found, Gap):
                 return pb.BlocksReply(blocks=b"".join(blocks), unreadable=not blocks)
             stamp, block = found

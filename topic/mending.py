@@ -26,7 +26,7 @@ from cluster.topics import entries as en
 from cluster.wire.v1 import topic_group_pb2 as pb
 from cluster.wire.v1 import topic_group_pb2_grpc as pb_grpc
 from pixiu.discovery.node import Node
-from pixiu.errors import MalformedData, PixiuError, StorageError
+from pixiu.errors import MalformedData, PixiuError, StorageError, Unavailable
 from pixiu.rpc.channels import Channels
 from pixiu.wire.block import STAMP_BYTES, Flag, parse_stored, stored_size
 from topic.clients.group import Group
@@ -139,6 +139,12 @@ class Mending:
         """Gaps that are not given up, by part."""
         return [(part, known.gap) for (part, _), known in self._gaps.items() if not known.given_up]
 
+    def given_up_at(self, part: int, offset: int) -> int:
+        """The end of a gap of this part that was given up and has an offset; 0: there is none."""
+        found = (known.gap.high for (number, _), known in self._gaps.items() if number == part and known.given_up
+                 and known.gap.low <= offset < known.gap.high)  # fmt: skip
+        return next(found, 0)
+
     async def give_up(self, gaps: Sequence[tuple[int, Gap]]) -> None:
         """Give up gaps that an operator does not want to wait for. Raises PixiuError."""
         for part, gap in gaps:
@@ -158,9 +164,8 @@ class Mending:
         gap = Gap(max(gap.low, state.first), gap.high)  # nobody has what retention has dropped
         if known.given_up:
             return False
-        log = self._group.store.logs.get(part)
-        if log is not None and state.flags & Flag.HOLE:  # replicas may have it in other blocks
-            gap = Gap(max(await asyncio.to_thread(log.begin_of, gap.low), state.first), gap.high)
+        if not isinstance(stored := await self._from_store(part, gap), Answer):
+            return await self._fill(part, gap, stored)
         answers = list[Answer]()
         for node in self._others():
             found = await self._ask(node, part, gap)
@@ -173,6 +178,22 @@ class Mending:
             with suppress(PixiuError):  # it is tried again
                 await self._lose(part, known)
         return False
+
+    async def _from_store(self, part: int, gap: Gap) -> list[Stored] | Answer:
+        """All blocks of a gap, of the object store."""
+        found, at = list[Stored](), gap.low
+        while at < gap.high:
+            state = self._group.store.state.parts.get(part)
+            there = state.object_at(at) if state is not None else None
+            try:
+                blocks = await self._group.reader.fetch(part, there, at) if there is not None else []
+            except Unavailable:
+                return Answer.UNKNOWN
+            if not blocks or not follows(blocks[0], at, begun=bool(found)):
+                return Answer.UNREADABLE
+            found += [each for each in blocks if each.stamp.base < gap.high]
+            at = found[-1].stamp.base + found[-1].block.count
+        return found
 
     def _others(self) -> list[Node]:
         own = self._context.membership.node

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cluster.listeners.clients import ClientRoleOptions
 from cluster.replication.role_options import ReplicatedOptions
 from cluster.settings.fields import bounded
+from pixiu.errors import InvalidArgument
+from pixiu.objects.manifest import check_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,3 +27,27 @@ class Options(ReplicatedOptions, ClientRoleOptions):
     """Bytes of blocks that a writer may have unanswered on one stream; beyond that it is not read."""
     retention_interval_s: float = bounded(60.0, 0.1, 3600.0)
     """Seconds between two searches for segments that retention may drop."""
+    store: str = ""
+    """Object store of topics that name none: an absolute folder, or a URL that fsspec opens (s3://…, hdfs://…); empty: none. All
+    replicas of a group need the same. Credentials come from fsspec's configuration."""
+    store_segment_mb: int = bounded(16, 1, 256)
+    """MiB of one object in the store; so much of a part is uploaded as soon as it is there."""
+    store_idle_s: float = bounded(10.0, 0.1, 86_400.0)
+    """Seconds without a new block after which the rest of a part is uploaded, too."""
+    store_interval_ms: int = bounded(1000, 1, 60_000)
+    """Milliseconds between two uploads of a part for writers of level stored, at least."""
+    store_cache_mb: int = bounded(256, 16, 1 << 20)
+    """MiB of objects that were read from the store and are kept on the disk, beside `data_dir`'s state."""
+    local_retention_s: float = bounded(600.0, 0.0, 31_536_000.0)
+    """Seconds for which uploaded segments are kept here, too. Short space lets them go earlier."""
+    local_mb: int = bounded(0, 0, 1 << 30)
+    """MiB of topics on this replica from which on writers of topics with a store are held while something waits to be uploaded; 0:
+    none. They are also held from 90 % of the file system on."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield (key, requirement) of every option that is wrong."""
+        yield from super().problems()
+        try:
+            check_url(self.store)
+        except InvalidArgument as problem:
+            yield "store", str(problem)

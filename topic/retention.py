@@ -11,6 +11,7 @@ from typing import Final
 from cluster.topics import entries as en
 from pixiu.errors import PixiuError
 from topic.clients.group import Group
+from topic.offload.plan import expired
 
 NO_LIMIT: Final = 1 << 62
 
@@ -33,10 +34,11 @@ class Retention:
             topic, log = store.state.topics.get(en.topic_of(part.part)), store.logs.get(part.part)
             if topic is None or log is None or not (topic.retention_s or topic.retention_bytes or topic.retain_acknowledged):
                 continue
-            first = 0
-            if topic.retention_s or topic.retention_bytes:
-                before_us = store.state.clock_us - topic.retention_s * 1_000_000 if topic.retention_s else 0
-                first = await asyncio.to_thread(log.expired, before_us, topic.retention_bytes or NO_LIMIT)
+            before_us = store.state.clock_us - topic.retention_s * 1_000_000 if topic.retention_s else 0
+            most = topic.retention_bytes or NO_LIMIT
+            first = expired(part, before_us, most, log.bytes_from(part.stored) + log.tail_bytes) if part.objects else part.first
+            if first >= part.stored:
+                first = max(first, await asyncio.to_thread(log.expired, before_us, most))
             if not self._group.core.epoch:
                 return
             if topic.retain_acknowledged:

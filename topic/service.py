@@ -23,12 +23,12 @@ from cluster.replication.core.refusals import not_leader
 from cluster.store.events import Committed, LeaderChanged, Propose
 from cluster.store.repair.service import RepairService
 from cluster.store.shell import StoreShell
-from cluster.topics.entries import topic_of
+from cluster.topics.entries import TopicSettings, topic_of
 from cluster.wire.v1 import topic_group_pb2_grpc
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
-from pixiu.errors import DiskFull, Draining, Overloaded, PixiuError, Unavailable, error_of_code
+from pixiu.errors import DiskFull, Draining, OutcomeUnknown, Overloaded, PixiuError, Refusal, Unavailable, error_of_code
 from pixiu.wire.block import Block, Stamp
 from pixiu.wire.v1 import topic_pb2_grpc
 from registry.mailbox import Requests
@@ -41,6 +41,7 @@ from topic.compaction import Compaction
 from topic.core import Core, Counters
 from topic.groups import Parents, TopicGroups
 from topic.mending import Mending
+from topic.offload.offload import LOOK_S, Offload
 from topic.options import Options
 from topic.rates import Rates
 from topic.repairer import Repairer
@@ -77,11 +78,13 @@ class Service(StoreShell):
         self._mending = Mending(context, self, self._machine)
         self._repairer = Repairer(context, self._replica, self, self._machine, self._mending)
         RepairService(context, self._replica, self._repairer)
-        self.reader = Reader(lambda: self.store, self._mending.found)
+        self._offload = Offload(context, self, self._machine, self._mending)
+        self.reader = Reader(lambda: self.store, self._mending.found, self._offload.fetcher.blocks)
+        self._away: set[tuple[int, int]] = set()
+        """(part, offset) that channels wait for, from the object store."""
         self._writes = Writes(self, context.turn, options.writer_window_bytes)
         self._members = Members(self, context.turn, self.spawn)
-        self._reads, self._retention, self._rates = Reads(self), Retention(self), Rates()
-        self._compaction = Compaction(self)
+        self._reads, self._retention, self._rates = Reads(self, self._offload.describe), Retention(self), Rates()
         self._parents = Parents(context, self)
         self._requests: dict[int, asyncio.Future[object]] = {}
         self._numbers = itertools.count(1)
@@ -109,6 +112,7 @@ class Service(StoreShell):
 
     async def prepare(self, node: Node) -> Node:
         """Open the state and the log; returns the node with this replica's member."""
+        await asyncio.to_thread(self._offload.check)
         if await asyncio.to_thread(self._machine.open):
             self._context.log.error(SET_ASIDE, folder=self._context.options.data_dir)
         found = await self._replica.prepare(node)
@@ -128,6 +132,7 @@ class Service(StoreShell):
             self._kicks.start()
         self.every(self._context.options.retention_interval_s, self._retain)
         self.every(RATES_S, self._look_at_rates)
+        self.every(LOOK_S, self._offload.look)
         self.spawn(self._mending.run())
         self.spawn(self._repairer.scrub(self._context.options.scrub_mb_per_s << 20))
         await self._replica.start()
@@ -138,6 +143,8 @@ class Service(StoreShell):
         self._writes.drain()
         self._members.drain()
         while self._writes.unanswered or self._requests:
+            if self.core.stored.parts:  # the next leader uploads what they wait for
+                self._runner.step(ev.StoreLeft(Refusal.of(OutcomeUnknown("the leader is draining; send it again"))))
             await asyncio.sleep(DRAIN_POLL_S)
         await self._replica.drain()
 
@@ -150,7 +157,7 @@ class Service(StoreShell):
         if self._guard is not None:
             await self._kicks.stop()
             await self._guard.close()
-        await asyncio.gather(self._parents.close(), self._mending.close())
+        await asyncio.gather(self._parents.close(), self._mending.close(), self._offload.close())
         await self._replica.stop()
         self.stop_runners()
         await self.cancel_tasks()
@@ -159,7 +166,7 @@ class Service(StoreShell):
     def health(self) -> dict[str, object]:
         """Report replication and problems."""
         status = self._replica.status()
-        degraded = status["degraded"] or self._mending.text
+        degraded = status["degraded"] or self._mending.text or self._offload.text
         return {
             "replication": {**status, "degraded": degraded},
             "degraded": degraded,
@@ -222,18 +229,42 @@ class Service(StoreShell):
         """See `Parts`."""
         return self.store.blocks(part, low, high)
 
+    def store_of(self, topic: TopicSettings) -> str:
+        """See `Parts`."""
+        return self._offload.store_of(topic)
+
+    def _wanted(self, part: int, offset: int) -> None:
+        """Channels want an offset that only the object store has."""
+        if (part, offset) not in self._away:
+            self._away.add((part, offset))
+            self.spawn(self._load(part, offset))
+
+    async def _load(self, part: int, offset: int) -> None:
+        try:
+            while self._epoch:
+                try:
+                    if await self.reader.load(part, offset) is None:
+                        self._runner.step(ev.Loaded(part))
+                    return
+                except Unavailable:
+                    await asyncio.sleep(LOOK_S)
+        finally:
+            self._away.discard((part, offset))
+
     # --- the replica
 
     def _replaced(self) -> None:
         """Begin with a core on the state that is there now; this replica does not lead."""
         core = Core(self._machine.state, self, self._context.view.layout.version)
         core.counters = self._counters
+        self.store.on_away = self._wanted
         self._runner.core = core
         self._mending.replaced()
 
     def _leader_changed(self, epoch: int) -> None:
         self._epoch = epoch
         self._runner.step(LeaderChanged(epoch, "" if epoch else self.leader))
+        self._offload.leader_changed(epoch)
         self._members.leader_changed()
         self._reads.wake_all()
 
@@ -323,4 +354,5 @@ class Service(StoreShell):
             "gaps_mended_total": self._mending.mended,
             "gaps_given_up_total": self._mending.lost,
             "disk_full": int(bool(machine.full or self._replica.log_full)),
+            **self._offload.samples(),
         }

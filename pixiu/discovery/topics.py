@@ -43,7 +43,7 @@ MAX_NUMBER: Final = (1 << 32) - 1
 """The last number of a topic, a channel or a part."""
 MAX_COUNTER_BYTES: Final = 1_024
 
-SETTINGS: Final = ("retention_s", "retention_bytes", "messages_per_s", "bytes_per_s", "retain_acknowledged", "compact")
+SETTINGS: Final = ("retention_s", "retention_bytes", "messages_per_s", "bytes_per_s", "store")
 """A topic's settings: fields of the same names in its node, its TOPIC entry and `pixiu.v1.TopicSettings`."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
@@ -127,6 +127,8 @@ class TopicNode:
     """Messages that the topic takes in a second; 0: no limit."""
     bytes_per_s: int = 0
     """Bytes of blocks that the topic takes in a second; 0: no limit."""
+    store: str = ""
+    """Folder or URL where closed segments go; empty: as the groups' option says."""
     deleted_at_ms: int = 0
     """Time of its deletion, Unix milliseconds; 0: it is not deleted."""
     purge_at_ms: int = 0
@@ -201,7 +203,8 @@ class TopicNode:
             version=integer(found, "version", 1, MAX_ID),
             parts=parts,
             channels=channels,
-            **{name: integer(settings, name, 0, MAX_ID, 0) for name in SETTINGS},
+            **{name: integer(settings, name, 0, MAX_ID, 0) for name in SETTINGS if name != "store"},
+            store=_text(settings, "store", what),
             deleted_at_ms=integer(found, "deleted_at_ms", 0, MAX_ID, 0),
             purge_at_ms=integer(found, "purge_at_ms", 0, MAX_ID, 0),
             purging=_flag(found, "purging", what),
@@ -317,6 +320,13 @@ def _flag(found: dict[str, object], key: str, what: str) -> bool:
     value = found.get(key, False)
     if not isinstance(value, bool):
         raise MalformedData(f"{what}: {key} must be true or false")
+    return value
+
+
+def _text(found: dict[str, object], key: str, what: str) -> str:
+    value = found.get(key, "")
+    if not isinstance(value, str):
+        raise MalformedData(f"{what}: {key} must be a text")
     return value
 
 

@@ -1,6 +1,6 @@
 """Safety levels of writes, and the state of the partition that took them, with the same names in all roles and the SDK. Pure.
 
-    ACCEPTED ──▶ PERSISTED ──▶ REPLICATED      a write rises; a waiter for a level is answered when the write has reached it
+    ACCEPTED ──▶ PERSISTED ──▶ REPLICATED ──▶ STORED      a write rises; who waits for a level is answered when it is reached
 
 Source: docs/protocol.md, "Levels"; docs/sources.md (the triple V, S, C of the write protocol).
 """
@@ -16,7 +16,7 @@ from pixiu.wire.v1 import level_pb2
 class Level(Enum):
     """Safety of a write when it is answered. The values are those of `Level` on the wire.
 
-    The safest is 0, so that a request that names none gets it. Compare with `at_least`; members have no order.
+    The safest that every role has is 0, so that a request that names none gets it. Compare with `at_least`; members have no order.
     """
 
     REPLICATED = level_pb2.REPLICATED
@@ -25,18 +25,20 @@ class Level(Enum):
     """Synced on the leader's disk."""
     ACCEPTED = level_pb2.ACCEPTED
     """In the leader's log: survives its process."""
+    STORED = level_pb2.STORED
+    """Replicated, and in the object store. For durable topics only."""
 
     def at_least(self, other: Level) -> bool:
         """True if this level is as safe as the other one, or safer."""
-        return self.value <= other.value
+        return self is Level.STORED or (other is not Level.STORED and self.value <= other.value)
 
     @classmethod
     def from_wire(cls, number: int) -> Level | None:
-        """The level with this number in a message; None if there is none."""
+        """The level of rooms' and mail's stores with this number in a message; None if there is none."""
         return _BY_NUMBER.get(number)
 
 
-_BY_NUMBER: dict[int, Level] = {level.value: level for level in Level}
+_BY_NUMBER: dict[int, Level] = {level.value: level for level in Level if level is not Level.STORED}
 
 
 class Triple(NamedTuple):

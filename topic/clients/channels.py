@@ -11,8 +11,7 @@ from itertools import islice
 from typing import Final
 
 from cluster.topics import entries as en
-from pixiu.errors import InvalidArgument, NotServed
-from pixiu.wire.block import Flag
+from pixiu.errors import InvalidArgument, NotServed, Unavailable
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic import events as ev
 from topic.clients.deliveries import delivery
@@ -91,8 +90,11 @@ class Channels:
     async def _view(self, name: str, view: ev.ChannelView) -> pb.ChannelPart:
         oldest_us = 0
         if view.unacknowledged:
-            found = await self._group.reader.find(view.part, view.floor)
-            oldest_us = 0 if isinstance(found, Gap) else found[0].at_us
+            try:
+                found = await self._group.reader.find(view.part, view.floor)
+                oldest_us = 0 if isinstance(found, Gap) else found[0].at_us
+            except Unavailable:  # it is in the object store, which does not answer: everything else is known
+                pass
         return pb.ChannelPart(
             channel=name, part=en.number_of(view.part), floor=view.floor, end=view.end, unacknowledged=view.unacknowledged,
             with_members=view.with_members, waiting=view.waiting, dead=view.dead, lost=view.lost, oldest_us=oldest_us,
@@ -143,8 +145,7 @@ class Channels:
             case "offset":
                 return ask.offset
             case "time_us":
-                log = self._group.store.logs.get(part.part)
-                return part.end if log is None else min(await asyncio.to_thread(log.offset_at, ask.time_us), part.end)
+                return await self._group.reader.offset_at(part, ask.time_us)
             case "end":
                 return part.end
             case _:

@@ -183,7 +183,17 @@ class MemberStream:
         self.served.changed()
 
     async def _load(self, part: int, run: ev.Run) -> None:
-        gap = await self._members.group.reader.load(part, run.low)
+        while True:
+            try:
+                gap = await self._members.group.reader.load(part, run.low)
+                break
+            except Unavailable:  # the object store is away: what the member waits for stays its own
+                if self.served.ended or not self._waiting:
+                    gap = None
+                    break
+                for waiting, each in self._waiting:
+                    offsets = range(each.low, min(each.high, each.low + MAX_NUMBERS))
+                    self._members.group.step(ev.Touched(self.number, waiting, offsets))
         self._loading = False
         if gap is not None and self._waiting and self._waiting[0] == (part, run):
             high = min(max(gap.high, run.low + 1), run.high)

@@ -6,14 +6,11 @@ Source: docs/topics.md, "Reading".
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from cluster.topics import entries as en
-from cluster.topics.entries import Child, number_of, part_id
-from pixiu.errors import Overloaded, StaleWriter, WrongPartition
+from cluster.topics.entries import Child, part_id
+from pixiu.errors import Overloaded, Unavailable, WrongPartition
 from pixiu.wire.block import stamped
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic.clients.group import Group, topic_named
@@ -35,10 +32,11 @@ class Reads:
 
     Args:
         group: the replica.
+        store_of: describes a part's object store; None: it has none.
     """
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, group: Group, store_of: Callable[[Part], pb.TopicStore | None]) -> None:
+        self._group, self._store_of = group, store_of
         self._waiting: dict[int, tuple[int, set[asyncio.Event]]] = {}
         """Part → its end, and those who wait for its next block."""
         self.waiting = 0
@@ -77,7 +75,7 @@ class Reads:
         part = self._part(request)
         reply = pb.TopicReadReply(
             blocks=b"".join(blocks), next=following, first=part.first, committed_end=part.end, sealed=part.sealed,
-            children=children_of(part.children),
+            children=children_of(part.children), store=self._store_of(part) if request.WhichOneof("start") == "end" else None,
         )  # fmt: skip
         if gap is not None:
             reply.gap_low, reply.gap_high, reply.next = gap.low, gap.high, gap.high
@@ -93,8 +91,7 @@ class Reads:
     async def _start(self, part: Part, request: pb.TopicReadRequest) -> int:
         match request.WhichOneof("start"):
             case "time_us":
-                log = self._group.store.logs.get(part.part)
-                return part.end if log is None else min(await asyncio.to_thread(log.offset_at, request.time_us), part.end)
+                return await self._group.reader.offset_at(part, request.time_us)
             case "end":
                 return part.end
             case _:
@@ -151,7 +148,12 @@ class Reads:
             return blocks, part.first, Gap(offset, part.first)
         end = part.end
         while offset < end and (not blocks or took < limit):
-            found = await self._group.reader.find(part.part, offset)
+            try:
+                found = await self._group.reader.find(part.part, offset)
+            except Unavailable:
+                if blocks:
+                    break
+                raise
             if isinstance(found, Gap):
                 return blocks, offset, found if found.high > found.low else None
             stamp, block = found

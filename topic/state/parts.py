@@ -5,12 +5,14 @@ Source: docs/topics.md, "Writing".
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 from cluster.topics.entries import Child, KnownWriter, number_of
+from pixiu.objects.manifest import StoredObject
 from pixiu.placement.slots import SLOTS
 from pixiu.wire.block import MAX_OFFSET, Block
 
@@ -93,6 +95,36 @@ class Part:
     """Its topic is."""
     opening: bool = False
     """True while it does not know all of its parents' writers: to clients it is not here."""
+    stored: int = 0
+    """Offset below which everything that is kept is in the object store."""
+    stores: tuple[str, ...] = ()
+    """URLs of the stores in which it ever had objects."""
+    objects: list[StoredObject] = field(default_factory=list)
+    """What it has in the store, rising; replaced, never changed: a thread may read the other."""
+
+    def object_at(self, offset: int) -> StoredObject | None:
+        """The object that has an offset."""
+        number = bisect_right(self.objects, offset, key=lambda each: each.base) - 1
+        return self.objects[number] if number >= 0 and offset < self.objects[number].end else None
+
+    def uploaded(self, new: StoredObject) -> str | list[StoredObject]:
+        """Take an object that is in the store. Returns those that it takes the place of, or why it is not taken."""
+        kept = [each for each in self.objects if each.base < new.base]
+        if not new.base < new.end <= self.end:
+            return f"the part ends at {self.end}; [{new.base}, {new.end}) is not in it"
+        if new.end <= self.stored or (kept and kept[-1].end > new.base):
+            return f"the store has the part up to {self.stored}; [{new.base}, {new.end}) does not follow"
+        replaced = self.objects[len(kept) :]
+        self.objects, self.stored = [*kept, new], new.end
+        if new.url not in self.stores:
+            self.stores = (*self.stores, new.url)
+        return replaced
+
+    def expire(self) -> list[StoredObject]:
+        """Forget the objects of which nothing is kept. Returns them."""
+        gone = sum(each.end <= self.first for each in self.objects)
+        expired, self.objects = self.objects[:gone], self.objects[gone:]
+        return expired
 
     def judge(self, writer: int, first: int, count: int, at_us: int) -> Appended:
         """The outcome of a writer's messages; changes nothing."""

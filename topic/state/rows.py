@@ -7,6 +7,7 @@
     e topic, writer            the lowest epoch of the writer that may write
     f channel, part            floor and counters          g channel, part, chunk       a bitmap
     h channel, part, offset    waits for a delivery        x channel, part, offset      a dead letter
+    r part, base               an object in the store      s part, base, end            one that is to be removed from it
 
 Source: docs/topics.md, "How it is stored".
 """
@@ -19,6 +20,7 @@ from enum import Enum
 from typing import Any, Final
 
 from cluster.topics.entries import ChannelSettings, Child, TopicSettings
+from pixiu.objects.manifest import StoredObject
 from topic.state.acks import CHUNK
 from topic.state.channels import DeadLetter, Progress, Waiting
 from topic.state.parts import Part, Writer
@@ -36,7 +38,8 @@ class Kind(Enum):
     WAITING = b"h"
     DEAD = b"x"
     TOPIC = b"t"
-    FENCE = b"e"
+    OBJECT = b"r"
+    GARBAGE = b"s"
 
 
 class Tables:
@@ -48,8 +51,8 @@ class Tables:
         self.parts: dict[int, Part] = {}
         """By `part_id`."""
         self.channels: dict[int, ChannelSettings] = {}
-        self.fences: dict[tuple[int, int], int] = {}
-        """(topic, writer) → the lowest epoch of the writer that may write."""
+        self.garbage: dict[int, dict[tuple[int, int], StoredObject]] = {}
+        """Part → by base and end: objects that are to be removed from the store."""
         self.progress: dict[tuple[int, int], Progress] = {}
         """(channel, part) → state there."""
 
@@ -86,10 +89,10 @@ def value_of(state: Tables, key: Key) -> bytes | None:
     if kind is Kind.TOPIC:
         topic = state.topics.get(numbers[0])
         return None if topic is None else topic.encode()
-    if kind is Kind.FENCE:
-        epoch = state.fences.get((numbers[0], numbers[1]))
-        return None if epoch is None else _EPOCH.pack(epoch)
-    if kind in (Kind.PART, Kind.WRITER, Kind.INHERITED):
+    if kind is Kind.GARBAGE:
+        garbage = state.garbage.get(numbers[0], {}).get((numbers[1], numbers[2]))
+        return None if garbage is None else _of_object(garbage)
+    if kind in (Kind.PART, Kind.WRITER, Kind.INHERITED, Kind.OBJECT):
         part = state.parts.get(numbers[0])
         return None if part is None else _of_part(part, kind, numbers)
     progress = state.progress.get((numbers[0], numbers[1]))
@@ -99,7 +102,10 @@ def value_of(state: Tables, key: Key) -> bytes | None:
 def _of_part(part: Part, kind: Kind, numbers: list[int]) -> bytes | None:
     if kind is Kind.PART:
         fields = (part.low, part.high, part.parents, part.first, part.end, part.sealed, part.children, part.flags, part.opening)
-        return json.dumps(fields, separators=(",", ":")).encode()
+        return json.dumps((*fields, part.stored, part.stores), separators=(",", ":")).encode()
+    if kind is Kind.OBJECT:
+        found = part.object_at(numbers[1])
+        return None if found is None or found.base != numbers[1] else _of_object(found)
     if kind is Kind.INHERITED:
         inherited = part.inherited.get((numbers[1], numbers[2]))
         return None if inherited is None else _STATE.pack(*inherited)
@@ -107,6 +113,10 @@ def _of_part(part: Part, kind: Kind, numbers: list[int]) -> bytes | None:
     return None if writer is None else _WRITER.pack(
         writer.position, writer.progress, writer.seen_us, writer.first, writer.base
     )  # fmt: skip
+
+
+def _of_object(found: StoredObject) -> bytes:
+    return json.dumps(found, separators=(",", ":")).encode()
 
 
 def _of_progress(progress: Progress, kind: Kind, numbers: list[int]) -> bytes | None:
@@ -133,11 +143,15 @@ def load(state: Tables, key: Key, value: bytes) -> None:
     elif kind is Kind.FENCE:
         (state.fences[numbers[0], numbers[1]],) = _EPOCH.unpack(value)
     elif kind is Kind.PART:
-        low, high, parents, first, end, sealed, children, flags, opening = json.loads(value)
+        low, high, parents, first, end, sealed, children, flags, opening, stored, stores = json.loads(value)
         state.parts[numbers[0]] = Part(
             numbers[0], low, high, tuple(parents), first, end, sealed, tuple(Child(*child) for child in children), flags=flags,
-            opening=opening,
+            opening=opening, stored=stored, stores=tuple(stores),
         )  # fmt: skip
+    elif kind is Kind.OBJECT:
+        state.parts[numbers[0]].objects.append(StoredObject(*json.loads(value)))
+    elif kind is Kind.GARBAGE:
+        state.garbage.setdefault(numbers[0], {})[numbers[1], numbers[2]] = StoredObject(*json.loads(value))
     elif kind is Kind.WRITER:
         state.parts[numbers[0]].writers[numbers[1]] = Writer(*_WRITER.unpack(value))
     elif kind is Kind.INHERITED:

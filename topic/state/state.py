@@ -14,7 +14,8 @@ from typing import Final, NamedTuple, Protocol
 
 from cluster.replication.model import CLOCK, Entry, EntryKind
 from cluster.topics import entries as en
-from pixiu.wire.block import Block, Flag, Stamp
+from pixiu.objects.manifest import StoredObject
+from pixiu.wire.block import Block, Stamp
 from topic.state import rows
 from topic.state.channels import Changes, Progress
 from topic.state.parts import Appended, Part, Verdict
@@ -170,8 +171,10 @@ class State(Tables):
                 return self._seek(*en.decode_seek(payload))
             case en.RESEND:
                 return self._resend(*en.decode_resend(payload), entry.at_us)
-            case en.FENCE:
-                return self._fence(*en.decode_fence(payload))
+            case en.UPLOADED:
+                return self._uploaded(*en.decode_objects(payload), entry.epoch)
+            case en.REMOVED:
+                return self._removed(*en.decode_objects(payload))
         return None
 
     def _append(self, entry: Entry) -> Appended:
@@ -317,6 +320,7 @@ class State(Tables):
         for parent, writer in part.inherited:
             self._change(Kind.INHERITED, number, parent, writer)
         self._change(Kind.PART, number)
+        self._waste(part, [*part.objects, *_marks(part)])
         del self.parts[number]
         self._parts_in[en.topic_of(number)].discard(number)
         self._blocks.drop(number)
@@ -334,6 +338,7 @@ class State(Tables):
         part.first = first
         self._change(Kind.PART, number)
         self._blocks.trim(number, first)
+        self._waste(part, part.expire())
         for channel in self.channels_of(en.topic_of(number)):
             self._progressed(channel.channel, number, self.progress[channel.channel, number].trim(first))
         return OK
@@ -348,18 +353,40 @@ class State(Tables):
             self._progressed(channel.channel, number, self.progress[channel.channel, number].lose(low, high))
         return OK
 
-    def _compact(self, found: en.Compaction) -> Done:
-        """Have messages removed; every channel counts them as acknowledged."""
-        part = self.parts.get(found.part)
+    # --- the object store
+
+    def _uploaded(self, number: int, objects: Sequence[StoredObject], epoch: int) -> Done:
+        part = self.parts.get(number)
         if part is None:
-            return Done(False, _no_part(found.part))
-        if not found.ranges or found.ranges[-1][1] > part.end:
-            return Done(False, f"the part ends at {part.end}, and the last offset to be removed is not in it")
-        part.flags |= Flag.HOLE
-        self._change(Kind.PART, part.part)
-        for channel in self.channels_of(en.topic_of(part.part)):
-            self._progressed(channel.channel, part.part, self.progress[channel.channel, part.part].compact(found.ranges))
-        self._blocks.compact(part.part, list(found.ranges), found.digests)
+            return Done(False, _no_part(number))
+        for each in objects:
+            if each.epoch != epoch:  # what a deposed leader uploaded is not claimed by another one
+                return Done(False, f"the object was uploaded in epoch {each.epoch}, and this is epoch {epoch}; upload it again")
+            replaced = part.uploaded(each)
+            if isinstance(replaced, str):
+                return Done(False, replaced)
+            self._waste(part, replaced)
+            self._change(Kind.OBJECT, number, each.base)
+        self._change(Kind.PART, number)
+        self._waste(part, part.expire())
+        return OK
+
+    def _waste(self, part: Part, objects: Sequence[StoredObject]) -> None:
+        """Note objects that are to be removed from the store."""
+        garbage = self.garbage.setdefault(part.part, {}) if objects else {}
+        for each in objects:
+            garbage[each.base, each.end] = each
+            self._change(Kind.OBJECT, part.part, each.base)
+            self._change(Kind.GARBAGE, part.part, each.base, each.end)
+
+    def _removed(self, number: int, objects: Sequence[StoredObject]) -> Done:
+        """Repeated, it has no effect and is right all the same."""
+        garbage = self.garbage.get(number, {})
+        for each in objects:
+            if garbage.pop((each.base, each.end), None) is not None:
+                self._change(Kind.GARBAGE, number, each.base, each.end)
+        if not garbage:
+            self.garbage.pop(number, None)
         return OK
 
     # --- channels
@@ -449,6 +476,11 @@ class State(Tables):
             for part in self.parts_of(topic.topic):
                 part.deleted = topic.deleted
         self._name()
+
+
+def _marks(part: Part) -> list[StoredObject]:
+    """In the garbage of a part that is no more, one for each of its stores: its manifests go, too."""
+    return [StoredObject(part.end, part.end + at, 0, 0, 0, 0, 0, url) for at, url in enumerate(part.stores)]
 
 
 def _rank(topic: en.TopicSettings) -> tuple[bool, int]:

@@ -237,13 +237,14 @@ class Machine:
 
     async def snapshot(self, folder: Path) -> int:
         """See `StateMachine`. Segments are linked: those that were written last are closed first, so none of them changes any
-        more. Gaps are named. Raises DiskFull, DiskFailed."""
+        more. Those that the object store has are left out, and gaps are named. Raises DiskFull, DiskFailed."""
         async with self._writing:
             await self._flush()
             store, links = self.store, list[str]()
-            for log in store.logs.values():
+            for part, log in store.logs.items():
                 log.roll()
-                links += [segment.path for segment in log.segments]
+                stored = store.state.parts[part].stored
+                links += [segment.path for segment in log.segments if segment.end > stored]
             await to_its_end(asyncio.to_thread(_link, self._folder, folder, links))
             applied, copy = store.flushed, self._table.copying()
         await to_its_end(asyncio.to_thread(copy, folder / folders.TABLE))
@@ -325,7 +326,7 @@ def _damaged(folder: Path) -> list[tuple[int, Gap]]:
         return [
             (part.part, gap)
             for part in store.state.parts.values()
-            for gap in damaged_of(files, store.log_of(part.part).folder, part.first, part.end)
+            for gap in damaged_of(files, store.log_of(part.part).folder, max(part.first, part.stored), part.end)
         ]
     finally:
         files.close()

@@ -103,6 +103,8 @@ class PartLog:
         """Bytes of these blocks."""
         self.appended_bytes = 0
         """Bytes of all blocks that came since the part was opened here."""
+        self.last_us = 0
+        """Time of appending of the last of them; 0: none came."""
         self._dirty: dict[str, None] = {}
         self._new_folder = True
         self._new_names = self._rolled = False
@@ -153,6 +155,13 @@ class PartLog:
         """Bytes of segments and of the tail."""
         return sum(segment.size for segment in self.segments) + self.tail_bytes
 
+    def bytes_from(self, offset: int) -> int:
+        """Bytes of segments from about an offset on."""
+        segments = self.segments
+        first = max(bisect_right(segments, offset, key=lambda segment: segment.base) - 1, 0)
+        begin = segments[first].mark_before(offset).place if segments and segments[first].base < offset else 0
+        return max(0, sum(segment.size for segment in segments[first:] if segment.end > offset) - begin) if segments else 0
+
     # --- writing
 
     def append(self, stamp: Stamp, block: bytes, count: int) -> bool:
@@ -163,6 +172,7 @@ class PartLog:
         self._tail.append((stamp, block, count))
         self.tail_bytes += len(block)
         self.appended_bytes += len(block)
+        self.last_us = stamp.at_us
         self.end += count
         return True
 

@@ -14,7 +14,7 @@ Source: docs/topics.md, "How it is stored", docs/replication.md, "Use by a role"
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -67,7 +67,7 @@ class Flush:
     """Rows of the last files of parts."""
     parts: Mapping[int, Writing]
     firsts: Mapping[int, int]
-    """Part → lowest offset that is kept, of all parts."""
+    """Part → lowest offset that is kept in files, of all parts."""
     dropped: Sequence[int]
     """Parts that are no more."""
     swept: Mapping[int, int]
@@ -100,12 +100,16 @@ class Store:
         self.logs: dict[int, PartLog] = {}
         """By part."""
         self.cache = Blocks(cache_bytes)
+        self.on_away: Callable[[int, int], None] = lambda _part, _offset: None
+        """Called with a part and an offset that is wanted, and that only the object store has."""
         self.flushed = 0
         """Counter up to which a power cut leaves everything: the group's log may be trimmed up to here."""
         self.tail_bytes = 0
         """Bytes of blocks that are not written yet."""
         self._unsaved: list[tuple[bytes, bytes | None]] = []
         """Rows that are not in the table yet."""
+        self.local_firsts: dict[int, int] = {}
+        """Part → offset below which the object store has what the files here need not have."""
         self._dropped: list[int] = []
         """Parts whose files go when the table no longer has them."""
         self.keys = KeyIndex(table)
@@ -123,8 +127,7 @@ class Store:
                 self.files.remove_folder(f"{FOLDER}/{name}")
         self._swept = {part.part: part.first for part in self.state.parts.values()}
         for part in self.state.parts.values():
-            remove_copies(self.files, self.log_of(part.part).folder)
-            self.log_of(part.part).open(part.first, part.end, lasts.get(part.part, NO_FILE))
+            self.log_of(part.part).open(max(part.first, part.stored), part.end, lasts.get(part.part, NO_FILE))
 
     def load(self) -> dict[int, Last]:
         """Read the table into the state. Returns the last file of each part that has any. Raises StateDamaged."""
@@ -178,6 +181,7 @@ class Store:
         self.compacting.forget(part)
         self._swept.pop(part, None)
         log = self.logs.pop(part, None)
+        self.local_firsts.pop(part, None)
         if log is not None:
             self.tail_bytes -= log.tail_bytes
             self.cache.drop(part)
@@ -200,7 +204,9 @@ class Store:
     def freeze(self) -> Flush:
         """Return everything that is to be made durable now."""
         self._unsaved += self.state.changes()
-        firsts = {part.part: part.first for part in self.state.parts.values()}
+        firsts = {
+            part.part: max(part.first, min(part.stored, self.local_firsts.get(part.part, 0))) for part in self.state.parts.values()
+        }
         parts = {part: writing for part, log in self.logs.items() if (writing := log.freeze())}
         lasts = [(_last_key(part), _LAST.pack(*writing.last)) for part, writing in parts.items() if writing.runs]
         gone = [(_last_key(part), None) for part in self._dropped if part not in self.logs]
@@ -303,8 +309,11 @@ class Store:
         return blocks
 
     def _read(self, part: int, offset: int) -> tuple[Stamp, Block] | None:
-        """Read ahead from the disk, now. Offsets beyond the end are not there."""
+        """Read ahead from the disk, now. Offsets beyond the end are not there; those in the object store alone come later."""
         log = self.logs.get(part)
+        if log is not None and offset < log.first:
+            self.on_away(part, offset)
+            return None
         self.keep(part, found := log.read(offset, READ_AHEAD_BYTES) if log else ())
         first = found[0] if found else None
         return (first.stamp, first.block) if isinstance(first, Stored) else None

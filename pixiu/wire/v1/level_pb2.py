@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pixiu/wire/v1/level.proto\x12\x08pixiu.v1*4\n\x05Level\x12\x0e\n\nREPLICATED\x10\x00\x12\r\n\tPERSISTED\x10\x01\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x02\x42\x37\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pixiu/wire/v1/level.proto\x12\x08pixiu.v1*@\n\x05Level\x12\x0e\n\nREPLICATED\x10\x00\x12\r\n\tPERSISTED\x10\x01\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x02\x12\n\n\x06STORED\x10\x03\x42\x37\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rpixiu.wire.v1P\001Z\024pixiu/wire/v1;wirev1\252\002\rPixiu.Wire.V1'
   _globals['_LEVEL']._serialized_start=39
-  _globals['_LEVEL']._serialized_end=91
+  _globals['_LEVEL']._serialized_end=103
 # @@protoc_insertion_point(module_scope)

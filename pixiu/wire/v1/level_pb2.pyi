@@ -28,6 +28,8 @@ class _LevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Level.ValueType
     """synced on the leader's disk"""
     ACCEPTED: _Level.ValueType  # 2
     """in the leader's log: survives its process"""
+    STORED: _Level.ValueType  # 3
+    """REPLICATED, and in the object store: durable topics only"""
 
 class Level(_Level, metaclass=_LevelEnumTypeWrapper):
     """When a write is answered. Mail is answered when it has the level in both Xiu and Pi; Pi gives results at REPLICATED only."""
@@ -38,4 +40,6 @@ PERSISTED: Level.ValueType  # 1
 """synced on the leader's disk"""
 ACCEPTED: Level.ValueType  # 2
 """in the leader's log: survives its process"""
+STORED: Level.ValueType  # 3
+"""REPLICATED, and in the object store: durable topics only"""
 Global___Level: _TypeAlias = Level  # noqa: Y015

@@ -122,8 +122,7 @@ class TopicSettings(_message.Message):
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     MESSAGES_PER_S_FIELD_NUMBER: _builtins.int
     BYTES_PER_S_FIELD_NUMBER: _builtins.int
-    RETAIN_ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
-    COMPACT_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
     retention_s: _builtins.int
     """age after which messages may be dropped; 0: never"""
     retention_bytes: _builtins.int
@@ -132,10 +131,8 @@ class TopicSettings(_message.Message):
     """that the topic takes, all writers together; 0: no limit"""
     bytes_per_s: _builtins.int
     """of blocks; as `messages_per_s`"""
-    retain_acknowledged: _builtins.bool
-    """what all channels have acknowledged may be dropped"""
-    compact: _builtins.int
-    """seconds for which a tombstone is kept; the last message of each key stays. 0: not compacted"""
+    store: _builtins.str
+    """where closed segments go: a folder or a URL; empty: as `topic.store` says"""
     def __init__(
         self,
         *,
@@ -143,12 +140,11 @@ class TopicSettings(_message.Message):
         retention_bytes: _builtins.int = ...,
         messages_per_s: _builtins.int = ...,
         bytes_per_s: _builtins.int = ...,
-        retain_acknowledged: _builtins.bool = ...,
-        compact: _builtins.int = ...,
+        store: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "compact", b"compact", "messages_per_s", b"messages_per_s", "retain_acknowledged", b"retain_acknowledged", "retention_bytes", b"retention_bytes", "retention_s", b"retention_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "messages_per_s", b"messages_per_s", "retention_bytes", b"retention_bytes", "retention_s", b"retention_s", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1219,6 +1215,7 @@ class TopicReadReply(_message.Message):
     GAP_HIGH_FIELD_NUMBER: _builtins.int
     SEALED_FIELD_NUMBER: _builtins.int
     CHILDREN_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
     blocks: _builtins.bytes
     """stored blocks, each behind its stamp; the first may begin before the offset asked for"""
     next: _builtins.int
@@ -1234,6 +1231,10 @@ class TopicReadReply(_message.Message):
     """nothing follows `committed_end`"""
     @_builtins.property
     def children(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicPart]: ...
+    @_builtins.property
+    def store(self) -> Global___TopicStore:
+        """with `end`: the part's storage apart from its group, if there is one"""
+
     def __init__(
         self,
         *,
@@ -1245,14 +1246,52 @@ class TopicReadReply(_message.Message):
         gap_high: _builtins.int = ...,
         sealed: _builtins.bool = ...,
         children: _abc.Iterable[Global___TopicPart] | None = ...,
+        store: Global___TopicStore | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "children", b"children", "committed_end", b"committed_end", "first", b"first", "gap_high", b"gap_high", "gap_low", b"gap_low", "next", b"next", "sealed", b"sealed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "children", b"children", "committed_end", b"committed_end", "first", b"first", "gap_high", b"gap_high", "gap_low", b"gap_low", "next", b"next", "sealed", b"sealed", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopicReadReply: _TypeAlias = TopicReadReply  # noqa: Y015
+
+@_typing.final
+class TopicStore(_message.Message):
+    """Where a part's closed segments go. Their manifests are in this folder, see docs/topics.md, "Storage apart from compute"."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    WAITING_BYTES_FIELD_NUMBER: _builtins.int
+    OLDEST_MS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    end: _builtins.int
+    """everything below is in the store, unless it was dropped"""
+    waiting_bytes: _builtins.int
+    """of what is to be uploaded"""
+    oldest_ms: _builtins.int
+    """how long the oldest of it has waited"""
+    problem: _builtins.str
+    """why the last upload failed; empty: it did not"""
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+        end: _builtins.int = ...,
+        waiting_bytes: _builtins.int = ...,
+        oldest_ms: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "oldest_ms", b"oldest_ms", "problem", b"problem", "url", b"url", "waiting_bytes", b"waiting_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicStore: _TypeAlias = TopicStore  # noqa: Y015
 
 @_typing.final
 class ChannelRequest(_message.Message):

@@ -1,0 +1,164 @@
+"""An object store: a folder, or any URL that fsspec opens. Blocking: to be called in threads.
+
+Source: docs/topics.md, "Storage apart from compute".
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pixiu.errors import ConfigurationError, MalformedData, Unavailable
+from pixiu.objects.manifest import Manifest, check_url, folder_of, manifests_in
+
+MANIFEST_TRIES: Final = 5
+"""Listings until a manifest is read that was not replaced meanwhile."""
+Found = TypeVar("Found")
+
+
+class ObjectMissing(MalformedData):
+    """An object that should be there is not."""
+
+
+class ObjectExists(MalformedData):
+    """An object that was to be made is there."""
+
+
+class ObjectStore:
+    """One store.
+
+    Args:
+        url: of it.
+        files: fsspec's file system, and the path of the store in it; None: opened by the URL.
+
+    Raises ConfigurationError if fsspec, or what it needs for this URL, is missing.
+    """
+
+    def __init__(self, url: str, files: tuple[Any, str] | None = None) -> None:
+        self.url = check_url(url)
+        self._fs, self._root = files or _opened(self.url)
+        protocol = self._fs.protocol
+        self._folder = Path(self._root) if "file" in ((protocol,) if isinstance(protocol, str) else protocol) else None
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, durably as far as the store is. Raises Unavailable."""
+        if self._folder is not None:
+            self._told("write", name, lambda: _write(self._path(name), data, create=False))
+        else:
+            self._told("write", name, lambda: self._fs.pipe_file(self._path(name), data))
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write an object that is not there. Raises ObjectExists, if the store can tell; Unavailable."""
+        if self._folder is not None:
+            self._told("write", name, lambda: _write(self._path(name), data, create=True))
+        else:
+            self._told("write", name, lambda: self._create(self._path(name), data))
+
+    def _create(self, path: str, data: bytes) -> None:
+        try:
+            self._fs.pipe_file(path, data, mode="create")
+        except (TypeError, NotImplementedError):  # the file system has no such mode
+            if self._fs.exists(path):
+                raise FileExistsError(path) from None
+            self._fs.pipe_file(path, data)
+
+    def read(self, name: str, size: int | None = None) -> bytes:
+        """Read an object, or its first bytes. Raises ObjectMissing, Unavailable."""
+        found = self._told("read", name, lambda: self._fs.cat_file(self._path(name), 0 if size else None, size))
+        return bytes(found)
+
+    def names(self, folder: str) -> list[str]:
+        """The names of the objects in a folder, with it. Raises Unavailable."""
+
+        def listed() -> list[str]:
+            self._fs.invalidate_cache()
+            return [str(each) for each in self._fs.ls(self._path(folder), detail=False)]
+
+        try:
+            found = self._told("list", folder, listed)
+        except ObjectMissing:
+            return []
+        return sorted(f"{folder}/{each.rstrip('/').rpartition('/')[2]}" for each in found)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects, which may be gone. Raises Unavailable."""
+        for name in names:
+            try:
+                self._told("remove", name, partial(self._fs.rm_file, self._path(name)))
+            except ObjectMissing:
+                continue
+
+    def manifest(self, topic: int, number: int) -> Manifest | None:
+        """The newest manifest of a part; None: it has none. Raises Unavailable, MalformedData."""
+        problem: MalformedData | None = None
+        for _ in range(MANIFEST_TRIES):
+            names = manifests_in(self.names(folder_of(topic, number)))
+            if not names:
+                return None
+            for name in names:
+                try:
+                    return Manifest.decode(self.read(name))
+                except ObjectMissing as replaced:
+                    problem = replaced
+                    break
+                except MalformedData as torn:  # a writer was killed in a folder; the one before it is still there
+                    problem = torn
+        raise problem or MalformedData(f"{self.url}: the manifest of part {number} of topic {topic} cannot be read")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _told(self, act: str, name: str, work: Callable[[], Found]) -> Found:
+        """What work returns. Raises ObjectMissing, ObjectExists, Unavailable in place of what the store says."""
+        try:
+            return work()
+        except FileNotFoundError as problem:
+            raise ObjectMissing(f"{self.url}: there is no {name}") from problem
+        except FileExistsError as problem:
+            raise ObjectExists(f"{self.url}: {name} is there already") from problem
+        except Exception as problem:  # each file system has its own
+            said = f"{type(problem).__name__}: {str(problem)[:200]}"
+            raise Unavailable(f"the object store {self.url} cannot {act} {name} now ({said}); it is tried again") from problem
+
+
+def _write(path: str, data: bytes, *, create: bool) -> None:
+    """Write a file as a whole, and sync it."""
+    target = Path(path)
+    made = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(made, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if create:
+            os.link(made, target)  # fails if it is there
+        else:
+            made.replace(target)
+    finally:
+        made.unlink(missing_ok=True)
+    descriptor = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    try:
+        import fsspec
+    except ImportError as missing:
+        raise ConfigurationError(
+            f"the store {url} needs fsspec, which is not installed; install pixiu-cluster[store] on every machine of topics"
+        ) from missing
+    try:
+        files, root = fsspec.core.url_to_fs(url)
+    except ImportError as missing:
+        raise ConfigurationError(f"the store {url} needs a package that is not installed: {missing}") from missing
+    except Exception as problem:
+        raise ConfigurationError(f"the store {url} cannot be opened: {problem}") from problem
+    return files, str(root)

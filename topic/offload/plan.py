@@ -1,0 +1,206 @@
+"""Plans of a leader for the object store: what to upload, write and remove next, and what files need not be kept. Pure.
+
+    state of a part ──▶ next ──▶ Upload ──▶ UPLOADED, committed ──▶ WriteManifest ──▶ Remove ──▶ REMOVED, committed
+                          ▲───────────────────────────────────────────────────────────────────────────┘
+
+Each step follows from the state, so it does not matter where a former leader ended. What is removed is named by no manifest any
+more: the manifest of this epoch comes first.
+
+Source: docs/topics.md, "Storage apart from compute".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from cluster.topics.entries import number_of, topic_of
+from pixiu.objects.manifest import Manifest, StoredObject, epoch_of, folder_of, manifests_in
+from topic.state.parts import Part
+from topic.state.state import State
+
+FULL: Final = 0.9
+"""Share of the file system from which on writers are held."""
+MAX_REMOVED: Final = 1000
+"""Objects that are removed together."""
+
+
+class Limits(NamedTuple):
+    """When a part is uploaded."""
+
+    segment_bytes: int
+    idle_s: float
+    interval_s: float
+    """Shortest time between two uploads of a part that writers wait for."""
+
+
+class View(NamedTuple):
+    """What a replica has of a part beside the state."""
+
+    synced: int
+    """Offset below which its files have everything."""
+    waiting_bytes: int
+    """Bytes in files that the store does not have."""
+    available: int
+    """Lowest offset in its files."""
+    idle_s: float
+    """Time since the last block came."""
+    wanted: bool
+    """A writer waits for the store."""
+    skip: int = 0
+    """Offset below which nothing can be read any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Upload the blocks from `base` on, up to the limit of an object or to `synced`."""
+
+    base: int
+    synced: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteManifest:
+    """Write a manifest; then remove those before it."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Remove objects that no manifest names, then propose REMOVED."""
+
+    objects: Sequence[StoredObject]
+    whole: bool
+    """The part is no more: its folders go as a whole."""
+
+
+Action = Upload | WriteManifest | Remove
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a leader did for a part in its epoch."""
+
+    uploaded_at: float = 0.0
+    manifest: Manifest | None = None
+    numbered: int = 0
+
+
+class Planner:
+    """Plans of one leader in one epoch.
+
+    Args:
+        state: of the group.
+        epoch: in which it leads.
+        limits: of uploads.
+    """
+
+    def __init__(self, state: State, epoch: int, limits: Limits) -> None:
+        self._state, self.epoch, self._limits = state, epoch, limits
+        self._known: dict[int, _Known] = {}
+
+    def next(self, number: int, store: str, view: View | None, now: float) -> Action | None:
+        """The next step for a part; store: where it goes, empty: nowhere; view: None for one that is no more."""
+        part, garbage = self._state.parts.get(number), self._state.garbage.get(number)
+        if part is None or view is None:
+            self._known.pop(number, None)
+            return Remove(list(garbage.values())[:MAX_REMOVED], whole=True) if garbage and part is None else None
+        known = self._known.setdefault(number, _Known())
+        if part.stores and self._outdated(part, known.manifest):
+            return WriteManifest(
+                Manifest(self.epoch, known.numbered + 1, topic_of(number), number_of(number), part.first, part.sealed, part.objects)
+            )
+        if garbage:
+            return Remove(list(garbage.values())[:MAX_REMOVED], whole=False)
+        if store and self._is_due(part, view, known, now):
+            return Upload(self._base(part, view, store), view.synced)
+        return None
+
+    @staticmethod
+    def _outdated(part: Part, manifest: Manifest | None) -> bool:
+        return manifest is None or manifest.objects != part.objects or manifest.sealed != part.sealed
+
+    def _is_due(self, part: Part, view: View, known: _Known, now: float) -> bool:
+        if view.synced <= max(part.stored, part.first, view.skip):
+            return False
+        full = view.waiting_bytes >= self._limits.segment_bytes
+        asked = view.wanted and now >= known.uploaded_at + self._limits.interval_s
+        return full or asked or part.sealed or view.idle_s >= self._limits.idle_s
+
+    def _base(self, part: Part, view: View, store: str) -> int:
+        """Where the next object begins. It takes the place of small ones before it, each no larger than what follows it: so a part
+        that is written slowly has few objects, and each block is uploaded a dozen times at most."""
+        base, size = max(part.stored, part.first, view.skip), view.waiting_bytes
+        if view.skip > part.stored or part.first > part.stored:
+            return base
+        for each in reversed(part.objects):
+            if each.end != base or each.size > size or size + each.size > self._limits.segment_bytes:
+                break
+            if each.base < view.available or each.url != store:
+                break
+            base, size = each.base, size + each.size
+        return base
+
+    def uploaded(self, part: int, now: float) -> None:
+        """An upload is committed."""
+        self._known.setdefault(part, _Known()).uploaded_at = now
+
+    def written(self, part: int) -> Manifest | None:
+        """The last manifest of this epoch."""
+        known = self._known.get(part)
+        return known.manifest if known is not None else None
+
+    def wrote(self, part: int, manifest: Manifest) -> None:
+        """A manifest is in the store, and those before it are not."""
+        known = self._known.setdefault(part, _Known())
+        known.manifest, known.numbered = manifest, manifest.number
+
+    def orphans(self, part: Part, names: Iterable[str], newest: str) -> list[str]:
+        """Of names in a part's folder, those of objects that former leaders uploaded and nobody claimed, and of manifests before
+        the newest one."""
+        folder = folder_of(topic_of(part.part), number_of(part.part))
+        kept: Collection[str] = {each.name(folder) for each in (*part.objects, *self._state.garbage.get(part.part, {}).values())}
+        found, old = list[str](), manifests_in(names := list(names))
+        behind = set(old[old.index(newest) + 1 :]) if newest in old else set()
+        for name in names:
+            epoch = epoch_of(name)
+            if name in behind or (epoch is not None and epoch < self.epoch and name not in kept and name not in old):
+                found.append(name)
+        return found
+
+
+def droppable(part: Part, before_us: int) -> int:
+    """The offset below which a replica's files are not needed: the store has it, and it was appended before a time."""
+    found = 0
+    for each in part.objects:
+        if each.last_us >= before_us:
+            break
+        found = each.end
+    return found
+
+
+def expired(part: Part, before_us: int, max_bytes: int, local_bytes: int) -> int:
+    """The offset below which retention may drop objects: those of which the last block is older than a time, and the oldest ones
+    while the part has more bytes than allowed. local_bytes: of what is not in the store."""
+    left, keep = sum(each.size for each in part.objects) + local_bytes, part.first
+    for each in part.objects:
+        if each.last_us >= before_us and left <= max_bytes:
+            break
+        left -= each.size
+        keep = each.end
+    return keep
+
+
+def hold(waiting_bytes: int, used: float, local_bytes: int, limit_bytes: int) -> str:
+    """Why writers of topics with a store are held; empty: they are not. used: share of the file system; limit_bytes: 0, none."""
+    if not waiting_bytes or not pressed(used, local_bytes, limit_bytes):
+        return ""
+    space = f"{local_bytes:,} bytes of topics" if limit_bytes and local_bytes >= limit_bytes else f"{used:.0%} of the disk"
+    return f"{waiting_bytes:,} bytes wait for the object store, and {space} are used here; writes go on when it takes them"
+
+
+def pressed(used: float, local_bytes: int, limit_bytes: int) -> bool:
+    """True if local space is short."""
+    return used >= FULL or (0 < limit_bytes <= local_bytes)
