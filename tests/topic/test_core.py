@@ -46,6 +46,9 @@ class Leader:
     def may_deliver(self) -> bool:
         return self.may_read
 
+    def store_of(self, topic: en.TopicSettings) -> str:
+        return topic.store
+
     def blocks(self, part: int, low: int, high: int) -> Iterable[tuple[Stamp, Block]]:
         return self.log.store.blocks(part, low, high)
 

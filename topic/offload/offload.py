@@ -33,6 +33,7 @@ from topic.mending import Mending
 from topic.offload import plan
 from topic.offload.cut import cut
 from topic.offload.fetcher import Fetcher
+from topic.offload.steps import remove, write_manifest
 from topic.options import Options
 from topic.state.parts import Part
 from topic.state.state import Done
@@ -259,34 +260,18 @@ class Offload:
     async def _write_manifest(self, number: int, manifest: Manifest) -> None:
         planner, part = self._planner, self._group.store.state.parts[number]
         assert planner is not None
-        topic, before = self._group.store.state.topics.get(en.topic_of(number)), planner.written(number)
+        topic = self._group.store.state.topics.get(en.topic_of(number))
         url = (self.store_of(topic) if topic is not None else "") or part.stores[-1]
-
-        def write() -> None:
-            store, data = self._store_at(url), manifest.encode()
-            try:
-                store.create(manifest.name, data)
-            except ObjectExists:
-                if store.read(manifest.name) != data:  # else an attempt of this leader, of which the answer was lost
-                    raise
-            old = [before.name] if before is not None else planner.orphans(part, store.names(_folder(number)), manifest.name)
-            store.remove(old)
-
+        before, kept = planner.before(number, manifest), planner.kept(number)
         try:
-            await self._in_thread(write)
+            await self._in_thread(lambda: write_manifest(self._store_at(url), manifest, before, kept))
         except ObjectExists as problem:
             self._context.log.error(CONFLICT, part=number, manifest=manifest.name)
             raise MalformedData(f"{problem}: another process writes the manifests of this part in this leader's epoch") from problem
         planner.wrote(number, manifest)
 
     async def _remove(self, number: int, action: plan.Remove) -> None:
-        def remove() -> None:
-            for url in {each.url for each in action.objects}:
-                store = self._store_at(url)
-                named = [each.name(_folder(number)) for each in action.objects if each.url == url]
-                store.remove(store.names(_folder(number)) if action.whole else named)
-
-        await self._in_thread(remove)
+        await self._in_thread(partial(remove, self._store_at, number, action))
         await self._append(en.REMOVED, en.encode_objects(number, action.objects))
 
     async def _append(self, kind: int, payload: bytes) -> None:

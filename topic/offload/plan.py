@@ -85,7 +85,8 @@ class _Known:
 
     uploaded_at: float = 0.0
     manifest: Manifest | None = None
-    numbered: int = 0
+    tried: Manifest | None = None
+    """The newest one, written or not."""
 
 
 class Planner:
@@ -109,9 +110,12 @@ class Planner:
             return Remove(list(garbage.values())[:MAX_REMOVED], whole=True) if garbage and part is None else None
         known = self._known.setdefault(number, _Known())
         if part.stores and self._outdated(part, known.manifest):
-            return WriteManifest(
-                Manifest(self.epoch, known.numbered + 1, topic_of(number), number_of(number), part.first, part.sealed, part.objects)
-            )
+            if known.tried is None or self._outdated(part, known.tried):  # one that failed may be there all the same
+                last = known.tried.number if known.tried is not None else 0
+                known.tried = Manifest(
+                    self.epoch, last + 1, topic_of(number), number_of(number), part.first, part.sealed, part.objects
+                )  # fmt: skip
+            return WriteManifest(known.tried)
         if garbage:
             return Remove(list(garbage.values())[:MAX_REMOVED], whole=False)
         if store and self._is_due(part, view, known, now):
@@ -147,28 +151,29 @@ class Planner:
         """An upload is committed."""
         self._known.setdefault(part, _Known()).uploaded_at = now
 
-    def written(self, part: int) -> Manifest | None:
-        """The last manifest of this epoch."""
-        known = self._known.get(part)
-        return known.manifest if known is not None else None
+    def before(self, part: int, manifest: Manifest) -> Manifest | None:
+        """The manifest of this epoch before another one; None: that is not certain."""
+        found = self._known[part].manifest
+        return found if found is not None and found.number == manifest.number - 1 else None
 
     def wrote(self, part: int, manifest: Manifest) -> None:
         """A manifest is in the store, and those before it are not."""
-        known = self._known.setdefault(part, _Known())
-        known.manifest, known.numbered = manifest, manifest.number
+        self._known.setdefault(part, _Known()).manifest = manifest
 
-    def orphans(self, part: Part, names: Iterable[str], newest: str) -> list[str]:
-        """Of names in a part's folder, those of objects that former leaders uploaded and nobody claimed, and of manifests before
-        the newest one."""
-        folder = folder_of(topic_of(part.part), number_of(part.part))
-        kept: Collection[str] = {each.name(folder) for each in (*part.objects, *self._state.garbage.get(part.part, {}).values())}
-        found, old = list[str](), manifests_in(names := list(names))
-        behind = set(old[old.index(newest) + 1 :]) if newest in old else set()
-        for name in names:
-            epoch = epoch_of(name)
-            if name in behind or (epoch is not None and epoch < self.epoch and name not in kept and name not in old):
-                found.append(name)
-        return found
+    def kept(self, number: int) -> frozenset[str]:
+        """Names of the objects of a part that count, or are to be removed by an entry."""
+        part, folder = self._state.parts[number], folder_of(topic_of(number), number_of(number))
+        return frozenset(each.name(folder) for each in (*part.objects, *self._state.garbage.get(number, {}).values()))
+
+
+def orphans(names: Iterable[str], newest: Manifest, kept: Collection[str]) -> list[str]:
+    """Of names in a part's folder, those of objects that former leaders uploaded and nobody claimed, and of manifests before the
+    newest one. kept: the names of objects that count."""
+    names = list(names)
+    old = manifests_in(names)
+    behind = set(old[old.index(newest.name) + 1 :]) if newest.name in old else set()
+    stray = {name for name in names if (epoch := epoch_of(name)) is not None and epoch < newest.epoch} - set(old) - set(kept)
+    return sorted(behind | stray)
 
 
 def droppable(part: Part, before_us: int) -> int:

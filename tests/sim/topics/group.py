@@ -51,6 +51,10 @@ class Replica:
         self.store.open()
         self.core: Core = self.group.world.core_class(self.store.state, self)
 
+    def store_of(self, topic: en.TopicSettings) -> str:
+        """See `Parts`."""
+        return topic.store
+
     def may_deliver(self) -> bool:
         return self.node.core is not None and self.node.core.may_read(self.group.now)
 
