@@ -18,6 +18,7 @@ from pixiu.discovery import topics as tp
 from pixiu.discovery.topics import Numbers, PartState, TopicChannel, TopicNode, TopicPart
 from pixiu.errors import InvalidArgument, LimitError, TopicExists, TopicInUse, UnknownTopic
 from pixiu.ids import MAX_ID
+from pixiu.objects.manifest import check_url
 from pixiu.placement.slots import SLOTS, Lineage, Range
 from pixiu.wire import filters
 
@@ -77,7 +78,9 @@ def altered(node: TopicNode, change: ev.AlterTopic, version: int = 0) -> TopicNo
     """The topic with other settings. version: 0: the next one."""
     _live(node)
     wanted = _settings(change)
-    if not 0 <= change.retention_s <= MAX_ID // 1_000_000 or any(not 0 <= value <= MAX_ID for value in wanted.values()):
+    check_url(change.store)
+    numbers = [value for value in wanted.values() if isinstance(value, int)]
+    if not 0 <= change.retention_s <= MAX_ID // 1_000_000 or any(not 0 <= value <= MAX_ID for value in numbers):
         raise InvalidArgument("the retention must be a number of seconds and of bytes, and rates whole numbers; 0: no limit")
     if not change.retain_acknowledged <= 1 or change.compact >= 1 << 32:
         raise InvalidArgument(f"a tombstone is kept for at most {(1 << 32) - 1} seconds, and retain_acknowledged is true or false")

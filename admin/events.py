@@ -33,8 +33,7 @@ class CreateTopic:
     if_missing: bool = False
     messages_per_s: int = 0
     bytes_per_s: int = 0
-    retain_acknowledged: int = 0
-    compact: int = 0
+    store: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,7 @@ class AlterTopic:
     retention_bytes: int
     messages_per_s: int = 0
     bytes_per_s: int = 0
-    retain_acknowledged: int = 0
-    compact: int = 0
+    store: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ Source: docs/topics.md, "Administration".
 
 from __future__ import annotations
 
+from typing import Any
+
 from admin import events as ev
 from pixiu.discovery.topics import SETTINGS
 from pixiu.errors import InvalidArgument
@@ -41,5 +43,5 @@ def change_of(message: topic_pb2.TopicChange) -> ev.Change:
     raise InvalidArgument("the change of a topic is empty, or of a newer version than this cluster")
 
 
-def _settings(found: topic_pb2.TopicSettings) -> dict[str, int]:
-    return {name: int(getattr(found, name)) for name in SETTINGS}
+def _settings(found: topic_pb2.TopicSettings) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in SETTINGS}

@@ -77,6 +77,10 @@ class Leader:
     def drop(self, part: int) -> None:
         pass
 
+    def store_of(self, topic: en.TopicSettings) -> str:
+        """See `Parts`."""
+        return topic.store
+
     def may_deliver(self) -> bool:
         return True
 

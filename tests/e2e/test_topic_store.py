@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from cluster.topics import entries as en
 from pixiu.discovery.node import Node
@@ -15,7 +16,13 @@ from tests.support.topics import ORDERS, TOPIC, Member, Writer, append, call, in
 from tests.support.waiting import until
 
 BODY = b"x" * 100_000
-FAST = {"flush_interval_s": 0.05, "store_segment_mb": 1, "store_idle_s": 0.2, "local_retention_s": 0.0, "segment_mb": 1}
+FAST: dict[str, Any] = {
+    "flush_interval_s": 0.05,
+    "store_segment_mb": 1,
+    "store_idle_s": 0.2,
+    "local_retention_s": 0.0,
+    "segment_mb": 1,
+}
 
 
 async def stored(node: Node, end: int) -> bool:

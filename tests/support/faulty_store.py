@@ -1,4 +1,4 @@
-"""An object store that fails as real ones do: 503 before or after the effect, away, objects that are lost. Over fsspec's interface."""
+"""An object store that fails as real ones do: 503 before or after the effect, or away. Over fsspec's interface."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fsspec.implementations.memory import MemoryFileSystem
-
 from pixiu.objects.store import ObjectStore
 
 Found = TypeVar("Found")

@@ -157,7 +157,7 @@ class TopicCluster:
             request = topic_pb2.TopicReadRequest(topic=name, part=part.number, end=True, max_bytes=1)
             try:
                 reply = await self.read(topic, part, request)
-                sizes[part.number] = Size(reply.first, reply.committed_end)
+                sizes[part.number] = Size(reply.first, reply.committed_end, reply.store if reply.HasField("store") else None)
             except PixiuError as error:
                 failures[part.group] = str(error)
 

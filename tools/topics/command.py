@@ -12,6 +12,7 @@ import typer
 
 from pixiu.client.login import TOKEN_VARIABLE
 from pixiu.errors import InvalidArgument
+from pixiu.objects.manifest import check_url
 from pixiu.placement.slots import SLOTS
 from pixiu.wire.v1 import topic_pb2
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, console, guarded, print_json, print_result, print_text
@@ -38,15 +39,11 @@ Rate = Annotated[
 RateBytes = Annotated[
     str, typer.Option("--rate-bytes", help="Bytes that it takes in a second, such as 10MB; 0: no limit.", metavar="SIZE")
 ]
-Compact = Annotated[
+Store = Annotated[
     str,
     typer.Option(
-        "--compact", metavar="TIME",
-        help="Keep only the last message of each key; one without a body deletes its key, and stays for this time. 0: keep all.",
+        "--store", help="Object store of closed segments: a folder or a URL; empty: as the servers are configured.", metavar="URL"
     ),
-]  # fmt: skip
-Acknowledged = Annotated[
-    bool, typer.Option("--retain-acknowledged/--retain-all", help="Drop what all channels have acknowledged, or not.")
 ]
 Part = Annotated[int, typer.Argument(min=1, help="Number of a part, see `pixiu topic show`.", metavar="PART")]
 ToGroups = Annotated[
@@ -64,8 +61,7 @@ def create(
     retention_bytes: RetentionBytes = "0",
     rate: Rate = 0,
     rate_bytes: RateBytes = "0",
-    retain_acknowledged: Acknowledged = False,
-    compact: Compact = "0",
+    store: Store = "",
     if_missing: Annotated[bool, typer.Option("--if-missing", help="Succeed if there is one already.")] = False,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
@@ -73,8 +69,7 @@ def create(
     """Make a topic. Returns when it can be written."""
     settings = topic_pb2.TopicSettings(
         retention_s=seconds_of(retention), retention_bytes=bytes_of(retention_bytes),
-        messages_per_s=rate, bytes_per_s=bytes_of(rate_bytes), retain_acknowledged=retain_acknowledged,
-        compact=seconds_of(compact),
+        messages_per_s=rate, bytes_per_s=bytes_of(rate_bytes), store=check_url(store),
     )  # fmt: skip
     wanted = topic_pb2.CreateTopic(parts=parts, settings=settings, if_missing=if_missing)
     found = _change(target, topic_pb2.TopicChange(name=name, create=wanted))
@@ -131,24 +126,20 @@ def alter(
     retention_bytes: Annotated[str | None, typer.Option("--retention-bytes", help="As of `create`.", metavar="SIZE")] = None,
     rate: Annotated[int | None, typer.Option("--rate", min=0, help="As of `create`.", metavar="N")] = None,
     rate_bytes: Annotated[str | None, typer.Option("--rate-bytes", help="As of `create`.", metavar="SIZE")] = None,
-    retain_acknowledged: Annotated[bool | None, typer.Option("--retain-acknowledged/--retain-all", help="As of `create`.")] = None,
-    compact: Annotated[
-        str | None, typer.Option("--compact", help="Another time for what deletes a key, of a topic that has one.", metavar="TIME")
-    ] = None,
+    store: Annotated[str | None, typer.Option("--store", help="As of `create`.", metavar="URL")] = None,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
     """Change a topic's settings; what is not given stays."""
-    if all(each is None for each in (retention, retention_bytes, rate, rate_bytes, retain_acknowledged, compact)):
-        raise InvalidArgument("give --retention, --retention-bytes, --rate, --rate-bytes, --retain-acknowledged or --compact")
+    if all(given is None for given in (retention, retention_bytes, rate, rate_bytes, store)):
+        raise InvalidArgument("give --retention, --retention-bytes, --rate, --rate-bytes or --store")
     before = calls.run(target, lambda cluster: cluster.describe(name)).settings
     settings = topic_pb2.TopicSettings(
         retention_s=before.retention_s if retention is None else seconds_of(retention),
         retention_bytes=before.retention_bytes if retention_bytes is None else bytes_of(retention_bytes),
         messages_per_s=before.messages_per_s if rate is None else rate,
         bytes_per_s=before.bytes_per_s if rate_bytes is None else bytes_of(rate_bytes),
-        retain_acknowledged=before.retain_acknowledged if retain_acknowledged is None else retain_acknowledged,
-        compact=before.compact if compact is None else seconds_of(compact),
+        store=before.store if store is None else check_url(store),
     )
     found = _change(target, topic_pb2.TopicChange(name=name, alter=settings))
     print_result(tables.topic_json(found), f"{name}: {tables.settings_text(found)}, version {found.version}", as_json=as_json)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
+from pixiu.client.topics.drafts import TopicLevelName, topic_level
 from pixiu.client.topics.writing.writer import TopicWriter
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.wire.block import STAMP_BYTES, Flag, Message, parse_stored, stored_size
@@ -75,10 +76,15 @@ def write(
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="Write this number of made messages instead of lines.")] = 0,
     size: Annotated[int, typer.Option("--size", min=0, max=1_000_000, help="With --count: bytes of each.")] = 100,
     keys: Annotated[int, typer.Option("--keys", min=0, help="With --count: number of keys; 0: none.")] = 1_000,
+    level: Annotated[
+        TopicLevelName,
+        typer.Option("--level", help="When a message counts: accepted, persisted, replicated or stored.", metavar="LEVEL"),
+    ] = "replicated",
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
     """Write each line of the standard input as a message, or --count made ones. Returns when all are stored."""
+    topic_level(level)
 
     async def work(cluster: TopicCluster) -> tuple[int, float]:
         began = time.monotonic()
@@ -86,7 +92,7 @@ def write(
         counters = writer.counters
         try:
             async with writer:
-                await (_write_made(writer, count, size, keys) if count else _write_lines(writer, key, split))
+                await (_write_made(writer, count, size, keys, level) if count else _write_lines(writer, key, split, level))
         except BaseException:
             open_ = counters.offered - counters.confirmed
             sys.stderr.write(f"pixiu: stored: {counters.confirmed:,} messages; {open_:,} more were sent and are not confirmed\n")
@@ -99,35 +105,17 @@ def write(
     print_result(value, f"stored: {written:,} messages in {seconds:.2f} s, {rate:,.0f} a second", as_json=as_json)
 
 
-@guarded
-def last(
-    name: Name,
-    key: Annotated[str, typer.Argument(help="The key.", metavar="KEY")],
-    target: Target = DEFAULT_TARGET,
-    as_json: AsJson = False,
-) -> None:
-    """Show the last message of a key, in a topic that is compacted. Ends with 1 if there is none, or the key was deleted."""
-    found = calls.run(target, lambda cluster: cluster.client.durable_topic(name).last(key))
-    if found is None:
-        if as_json:
-            print_json(None)
-        sys.stderr.write(f"pixiu: topic {name} has no message of the key {visible(key)}, or it was deleted\n")
-        raise typer.Exit(EXIT_NOT_DELIVERED)
-    message = Message(found.body, found.slot, found.key, list(found.headers.items()))
-    _print(Line(found.part, found.offset, found.time_us, found.sender, message), as_json)
-
-
-async def _write_made(writer: TopicWriter, count: int, size: int, keys: int) -> None:
+async def _write_made(writer: TopicWriter, count: int, size: int, keys: int, level: TopicLevelName) -> None:
     body = b"x" * size
     for number in range(count):
-        await writer.send(body, key=b"%d" % (number % keys) if keys else None)
+        await writer.send(body, key=b"%d" % (number % keys) if keys else None, level=level)
 
 
-async def _write_lines(writer: TopicWriter, key: str | None, split: str | None) -> None:
+async def _write_lines(writer: TopicWriter, key: str | None, split: str | None, level: TopicLevelName) -> None:
     # A thread reads the lines, so that the client's heartbeats go on.
     while line := await asyncio.to_thread(sys.stdin.buffer.readline):
         found, body = _split(line.rstrip(b"\r\n"), split)
-        await writer.send(body, key=found if found is not None else key.encode() if key is not None else None)
+        await writer.send(body, key=found if found is not None else key.encode() if key is not None else None, level=level)
 
 
 def _split(line: bytes, separator: str | None) -> tuple[bytes | None, bytes]:

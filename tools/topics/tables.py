@@ -32,6 +32,8 @@ class Size:
 
     first: int
     end: int
+    store: topic_pb2.TopicStore | None = None
+    """Its storage apart; None: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,23 @@ class Shown:
             for why in each.stuck:
                 found.setdefault((each.channel, why), []).append(each.part)
         said = (f"{channel}, {numbers_text(parts)}: {why}" for (channel, why), parts in found.items())
-        return [*said, *(f"group {group} does not answer: {why}" for group, why in sorted(self.failures.items()))]
+        return [
+            *said,
+            *self._not_stored(),
+            *(f"group {group} does not answer: {why}" for group, why in sorted(self.failures.items())),
+        ]
+
+    def _not_stored(self) -> list[str]:
+        """Parts of which something could not be uploaded."""
+        found: dict[str, list[int]] = {}
+        for number, size in self.sizes.items():
+            if size.store is not None and size.store.problem:
+                found.setdefault(size.store.problem, []).append(number)
+        waiting = {number: size.store.waiting_bytes for number, size in self.sizes.items() if size.store is not None}
+        return [
+            f"{numbers_text(parts)}: {sum(waiting[part] for part in parts):,} bytes wait for the object store: {why}"
+            for why, parts in found.items()
+        ]
 
 
 def topic_json(topic: topic_pb2.TopicDescription) -> dict[str, Any]:
@@ -99,8 +117,7 @@ def topic_json(topic: topic_pb2.TopicDescription) -> dict[str, Any]:
         "retention_bytes": topic.settings.retention_bytes,
         "messages_per_s": topic.settings.messages_per_s,
         "bytes_per_s": topic.settings.bytes_per_s,
-        "retain_acknowledged": topic.settings.retain_acknowledged,
-        "compact_s": topic.settings.compact,
+        "store": topic.settings.store,
         "deleted_at_ms": topic.deleted_at_ms,
         "parts": [
             {
@@ -151,6 +168,14 @@ def shown_json(shown: Shown) -> dict[str, Any]:
     for part in found["parts"]:
         size = shown.sizes.get(part["number"])
         part |= {"first": size.first, "end": size.end} if size is not None else {}
+        if size is not None and size.store is not None:
+            part["store"] = {
+                "url": size.store.url,
+                "end": size.store.end,
+                "waiting_bytes": size.store.waiting_bytes,
+                "oldest_s": size.store.oldest_ms / 1000,
+                "problem": size.store.problem,
+            }
     for channel in found["channels"]:
         channel |= lag_json(shown.lag(channel["name"]))
     return {**found, "problems": shown.stuck()}
@@ -175,7 +200,10 @@ def topic_table(topics: Iterable[topic_pb2.TopicDescription]) -> Table:
 
 def part_table(shown: Shown) -> Table:
     """Parts in rows."""
-    table = _table("part:", "slots", "group:", "state", "first:", "end:", "after")
+    stored = any(size.store is not None for size in shown.sizes.values())
+    table = _table(
+        "part:", "slots", "group:", "state", "first:", "end:", "after", *(("stored to:", "to upload:") if stored else ())
+    )
     for part in shown.topic.parts:
         size = shown.sizes.get(part.number)
         table.add_row(
@@ -186,8 +214,16 @@ def part_table(shown: Shown) -> Table:
             f"{size.first:,}" if size is not None else GAPS,
             f"{size.end:,}" if size is not None else GAPS,
             ", ".join(map(str, part.parents)),
+            *(_stored(size) if stored else ()),
         )
     return table
+
+
+def _stored(size: Size | None) -> tuple[str, str]:
+    if size is None or size.store is None:
+        return "", ""
+    age = f" for {duration_text(size.store.oldest_ms, 2)}" if size.store.waiting_bytes else ""
+    return f"{size.store.end:,}", f"{size.store.waiting_bytes:,} bytes{age}"
 
 
 def channel_table(shown: Shown) -> Table:
@@ -246,9 +282,8 @@ def settings_text(topic: topic_pb2.TopicDescription) -> str:
     rates = [f"{topic.settings.messages_per_s:,} messages"] if topic.settings.messages_per_s else []
     rates += [f"{topic.settings.bytes_per_s:,} bytes"] if topic.settings.bytes_per_s else []
     taken = f", takes {' and '.join(rates)} a second" if rates else ""
-    said += ["until all channels have acknowledged it"] if topic.settings.retain_acknowledged else []
-    last = ", the last message of each key" if topic.settings.compact else ""
-    return "kept " + (" or ".join(said) if said else "for ever") + last + taken
+    stored = f", stored in {topic.settings.store}" if topic.settings.store else ""
+    return "kept " + (" or ".join(said) if said else "for ever") + taken + stored
 
 
 def _table(*names: str) -> Table:

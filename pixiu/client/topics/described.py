@@ -71,6 +71,7 @@ def topic_map(found: topic_pb2.TopicDescription) -> TopicMap:
         settings.retain_acknowledged,
         settings.compact,
         found.deleted_at_ms,
+        settings.store,
     )
 
 

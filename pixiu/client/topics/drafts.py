@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple, TypedDict, Unpack
+from typing import Final, Literal, NamedTuple, TypedDict, Unpack
 
-from pixiu.client.mail.options import LevelName, level_of
+from pixiu.client.mail.options import LEVELS, level_of
 from pixiu.client.messages.drafts import no_such_option
 from pixiu.client.messages.load_test import mark_of
 from pixiu.errors import InvalidArgument, RecordTooLarge
@@ -16,6 +16,7 @@ from pixiu.placement.slots import SLOTS
 from pixiu.wire.block import HEAD_BYTES, INDEX_BYTES, MAX_BLOCK_BYTES, Encoded, Message, encode_message
 from pixiu.wire.levels import Level
 
+TopicLevelName = Literal["stored", "replicated", "persisted", "accepted"]
 MAX_NAME: Final = 128
 NAME_CHARACTERS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 MAX_PROGRESS: Final = (1 << 64) - 1
@@ -43,11 +44,11 @@ class TopicSendOptions(TypedDict, total=False):
     tag: str | None
     """Goes to members of a channel with this tag, if there are any; at most 100 bytes; None, the default: none."""
     load_test: bool
-    """True: it belongs to a load test, and receivers do not get it unless they ask for such. Default: as the message that is being
-    handled by a handler of `run`; else False."""
-    level: LevelName
-    """"replicated", the default: confirmed when it is on the disks of all replicas in sync; "persisted": on the leader's disk;
-    "accepted": in the leader's log. The latter two may be lost by a change of leader."""
+    """True: it belongs to a load test, and readers and members do not get it unless they ask for such. False by default."""
+    level: TopicLevelName
+    """"replicated", the default: confirmed when it is on the disks of all replicas in sync; "stored": in the object store as well,
+    about a second later; "persisted": on the leader's disk; "accepted": in the leader's log. The latter two may be lost by a change
+    of leader."""
     progress: int
     """The application's own number, which rises with every message, for writers with a name; 0, the default: none."""
 
@@ -91,7 +92,7 @@ def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
         bytes(body), slot or 0, key, headers, micros_of(options.get("event_time")), None, None, options.get("tag"),
         mark_of(options.get("load_test")),
     )  # fmt: skip
-    found = TopicDraft(encode_message(message), key, slot is not None, level_of(options.get("level", "replicated")), progress)
+    found = TopicDraft(encode_message(message), key, slot is not None, topic_level(options.get("level", "replicated")), progress)
     if HEAD_BYTES + found.size > MAX_BLOCK_BYTES:
         raise RecordTooLarge(
             f"a message of {found.size} bytes, headers and key included, is above the limit of {MAX_BLOCK_BYTES - HEAD_BYTES}; "
@@ -100,13 +101,14 @@ def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
     return found
 
 
-def key_of(key: bytes | str) -> bytes:
-    """A key as bytes. Raises `InvalidArgument`."""
-    if isinstance(key, str):
-        return key.encode()
-    if not isinstance(key, bytes):
-        raise InvalidArgument(f"a key is bytes or text, not {type(key).__name__}; str(key) makes a text")
-    return key
+def topic_level(name: TopicLevelName) -> Level:
+    """The level with a name. Raises `InvalidArgument`."""
+    if name == "stored":
+        return Level.STORED
+    try:
+        return level_of(name)
+    except InvalidArgument:
+        raise InvalidArgument(f"a level is one of stored, {', '.join(LEVELS)}, not {name!r}") from None
 
 
 def headers_of(headers: Mapping[str, str | bytes]) -> list[tuple[str, bytes]]:

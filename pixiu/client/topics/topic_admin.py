@@ -25,6 +25,7 @@ from pixiu.client.topics.reading.received import Origin, TopicMessage, spans
 from pixiu.client.topics.surroundings import TopicContext, ask_leader
 from pixiu.client.topics.topic_map import ChannelInfo, TopicMap
 from pixiu.errors import InvalidArgument
+from pixiu.objects.manifest import check_url
 from pixiu.placement.slots import SLOTS, Part
 from pixiu.wire.block import MAX_OFFSET
 from pixiu.wire.v1 import topic_pb2
@@ -58,10 +59,8 @@ class TopicInfo:
     """Messages that it takes in a second, from all writers together; 0: no limit."""
     bytes_per_s: int = 0
     """Bytes that it takes in a second; 0: no limit."""
-    retain_acknowledged: bool = False
-    """True: what all channels have acknowledged may be dropped."""
-    compact_s: int = 0
-    """Seconds for which a message that deletes its key is kept; 0: the topic is not compacted."""
+    store: str = ""
+    """Folder or URL where its closed segments go; empty: as the servers are configured."""
 
     @property
     def open_parts(self) -> tuple[Part, ...]:
@@ -139,8 +138,7 @@ class Topics:
         retention_bytes: int = 0,
         messages_per_s: int = 0,
         bytes_per_s: int = 0,
-        retain_acknowledged: bool = False,
-        compact: timedelta | None = None,
+        store: str = "",
         if_missing: bool = False,
     ) -> TopicInfo:
         """Create a topic.
@@ -152,13 +150,11 @@ class Topics:
             retention_bytes: size of a part above which its oldest messages may be dropped; 0: no limit.
             messages_per_s, bytes_per_s: what the topic takes, from all writers together; each part has the share of it that it has
                 of the slots. Writers wait for it. 0: no limit.
-            retain_acknowledged: drop what all channels have acknowledged, also before it has its age or size; while there is no
-                channel, nothing goes for this.
-            compact: keep the last message of each key; a message with a key and no body deletes the key, and is kept for this time.
-                None: keep all. It cannot be given later.
+            store: object store where closed segments go: an absolute folder, or a URL such as s3://bucket/folder; "": as the
+                servers are configured.
             if_missing: return a topic that is there, instead of raising `TopicExists`.
         """
-        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s, retain_acknowledged, compact)
+        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s, store)
         create = topic_pb2.CreateTopic(parts=check_count(parts, "parts"), settings=settings, if_missing=if_missing)
         return await self._change(topic_pb2.TopicChange(name=check_name(name), create=create))
 
@@ -186,12 +182,11 @@ class Topics:
         retention_bytes: int = 0,
         messages_per_s: int = 0,
         bytes_per_s: int = 0,
-        retain_acknowledged: bool = False,
-        compact: timedelta | None = None,
+        store: str = "",
     ) -> TopicInfo:
-        """Set a topic's retention and rates; arguments as for `create`. All of them are set; of a topic that is compacted `compact`
-        has to be given, too."""
-        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s, retain_acknowledged, compact)
+        """Set a topic's retention, rates and store; arguments as for `create`. All of them are set. What is in another store stays
+        there, and is read from there."""
+        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s, store)
         return await self._change(topic_pb2.TopicChange(name=check_name(name), alter=settings))
 
     async def delete(self, name: str, *, force: bool = False, now: bool = False) -> TopicInfo:
@@ -338,12 +333,8 @@ class Topics:
 
 
 def _settings(
-    retention: timedelta | None, retention_bytes: int, messages_per_s: int, bytes_per_s: int, retain_acknowledged: bool,
-    compact: timedelta | None,
-) -> topic_pb2.TopicSettings:  # fmt: skip
-    kept = 0 if compact is None else int(compact.total_seconds())
-    if compact is not None and not 0 < kept < 1 << 32:
-        raise InvalidArgument(f"compact is the time for which deleted keys are remembered, at least a second, not {compact}")
+    retention: timedelta | None, retention_bytes: int, messages_per_s: int, bytes_per_s: int, store: str
+) -> topic_pb2.TopicSettings:
     seconds = 0 if retention is None else int(retention.total_seconds())
     if seconds < 0 or (retention is not None and not seconds):
         raise InvalidArgument(f"retention is at least a second, not {retention}; None: messages are kept for ever")
@@ -353,7 +344,7 @@ def _settings(
         raise InvalidArgument(f"rates are 0 (no limit) or more, not {messages_per_s} messages and {bytes_per_s} bytes a second")
     return topic_pb2.TopicSettings(
         retention_s=seconds, retention_bytes=retention_bytes, messages_per_s=messages_per_s, bytes_per_s=bytes_per_s,
-        retain_acknowledged=retain_acknowledged, compact=kept,
+        store=check_url(store),
     )  # fmt: skip
 
 
@@ -369,8 +360,7 @@ def info_of(topic: TopicMap) -> TopicInfo:
     """The description that users get."""
     return TopicInfo(
         topic.name, topic.id, topic.version, tuple(topic.lineage.parts.values()), topic.channels, topic.retention_s,
-        topic.retention_bytes, topic.deleted_at_ms, topic.messages_per_s, topic.bytes_per_s, topic.retain_acknowledged,
-        topic.compact_s,
+        topic.retention_bytes, topic.deleted_at_ms, topic.messages_per_s, topic.bytes_per_s, topic.store,
     )  # fmt: skip
 
 

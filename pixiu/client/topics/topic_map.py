@@ -53,6 +53,8 @@ class TopicMap:
     """Seconds for which a tombstone is kept; 0: the topic is not compacted."""
     deleted_at_ms: int = 0
     """Unix ms; 0: it is not deleted."""
+    store: str = ""
+    """Folder or URL where its closed segments go; empty: as the servers are configured."""
 
     def replaces(self, other: TopicMap) -> bool:
         """True if the other topic is gone: this one was deleted, or has only the same name."""

@@ -74,7 +74,7 @@ def test_a_store_is_a_folder_or_a_url() -> None:
 
 
 def test_what_is_missing_for_a_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be opened.*nosuch"):
+    with pytest.raises(ConfigurationError, match=r"cannot be opened.*nosuch"):
         ObjectStore("nosuch://x")
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(ConfigurationError, match=r"pixiu-cluster\[store\]"):

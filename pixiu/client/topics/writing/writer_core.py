@@ -488,7 +488,7 @@ class WriterCore:
         while blocks and blocks[0].done:
             block = blocks.popleft()
             stream.confirmed = block.last
-            if block.tickets[0].level is Level.REPLICATED:
+            if block.tickets[0].level.at_least(Level.REPLICATED):
                 stream.safe = block.last
             stream.sent = max(0, stream.sent - 1)
             if not stream.touched:
