@@ -94,6 +94,11 @@ class TopicClient:
         """Group → who answered last."""
         self._tls, self._login = client_tls(), authorization(None)
 
+    @property
+    def id(self) -> int:
+        """Of the topic."""
+        return self._described.topic
+
     def __enter__(self) -> Self:
         return self
 

@@ -19,7 +19,7 @@ from pixiu.ids import MAX_ID
 
 READ_OPTIONS: Final = (
     "target", "topic", "columns", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
-    "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "retrySeconds",
+    "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "retrySeconds", "fromStore",
 )  # fmt: skip
 WRITE_OPTIONS: Final = ("target", "topic", "query", "epoch", "retrySeconds")
 STREAM_ONLY: Final = ("maxOffsetsPerTrigger",)
@@ -43,6 +43,8 @@ class ReadOptions:
     fail_on_data_loss: bool
     retry_s: float
     """Time limit for finding a leader, seconds."""
+    from_store: bool = True
+    """Closed segments are read from the topic's object store, if it can be read here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         min_partitions=given.number("minPartitions", 0, 0, 100_000),
         fail_on_data_loss=given.one_of("failOnDataLoss", ("true", "false")) == "true",
         retry_s=given.retry_s(),
+        from_store=given.one_of("fromStore", ("true", "false")) == "true",
     )
 
 

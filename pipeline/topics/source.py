@@ -1,7 +1,7 @@
 """Reads of a topic: batches, and streams whose offsets are places in the topic's parts.
 
     driver     Describe, bounds of parts ──▶ `lineage`: what comes next, within the trigger's limit ──▶ a task for each range
-    executors  Read, a mebibyte of blocks each ──▶ Arrow record batches ──▶ Spark
+    executors  the object store, or Read, a mebibyte of blocks each ──▶ Arrow record batches ──▶ Spark
 
 Source: docs/pipeline.md, "Topics".
 """
@@ -22,8 +22,11 @@ from pipeline.spark.offsets import other_cluster
 from pipeline.topics.client import Known, TopicClient, parts_of
 from pipeline.topics.columns import columns_of, record_batch, spark_schema
 from pipeline.topics.lineage import Bounds, Node, Parts, Place
+from pipeline.topics.objects import AWAY, Manifests, pieces, read_object
 from pipeline.topics.options import ReadOptions, read_options
 from pixiu.errors import Gone, InvalidArgument
+from pixiu.objects.manifest import StoredObject
+from pixiu.wire.v1 import topic_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,24 +50,45 @@ def options_of(options: Mapping[str, str], schema: StructType, *, streaming: boo
 class BlocksPartition(InputPartition):
     """One task's offsets of a part, and what the driver knows of the topic."""
 
-    def __init__(self, part: int, group: int, begin: int, end: int, known: Known) -> None:
-        super().__init__((part, group, begin, end, known))
+    def __init__(
+        self, part: int, group: int, begin: int, end: int, known: Known, objects: Sequence[StoredObject] = ()
+    ) -> None:  # fmt: skip
+        super().__init__((part, group, begin, end, known, objects))
         self.part, self.group, self.begin, self.end, self.known = part, group, begin, end, known
+        self.objects = objects
+        """What the object store has of them, rising."""
 
 
 def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Run a task: yield record batches as they come. Raises Gone for what is missing, unless it may be."""
     if not isinstance(partition, BlocksPartition):
         return  # Spark reads InputPartition(None) if there is nothing to read
-    part, begin, end = partition.part, partition.begin, partition.end
+    part = partition.part
     with TopicClient(options.target, options.topic, options.retry_s, partition.known) as topic:
-        for reply in topic.read(part, partition.group, begin, end):
-            if reply.blocks:
-                batch = record_batch(reply.blocks, part, options.columns, begin, end)
-                if batch.num_rows:
-                    yield batch
-            if reply.gap_high and max(reply.gap_low, begin) < end:
-                lose(options, part, max(reply.gap_low, begin), min(reply.gap_high, end))
+        for begin, end, found in pieces(partition.begin, partition.end, partition.objects):
+            blocks = list[bytes]()
+            if found is not None:
+                try:
+                    blocks = read_object(topic.id, part, found)
+                except AWAY as problem:
+                    LOG.warning("offsets %d to %d of part %d are read from the leader: %s", begin, end - 1, part, problem)
+            if blocks:
+                yield from (batch for data in blocks if (batch := record_batch(data, part, options.columns, begin, end)).num_rows)
+            else:
+                yield from _from_leader(options, topic, partition, begin, end)
+
+
+def _from_leader(
+    options: ReadOptions, topic: TopicClient, partition: BlocksPartition, begin: int, end: int
+) -> Iterator[pa.RecordBatch]:
+    part = partition.part
+    for reply in topic.read(part, partition.group, begin, end):
+        if reply.blocks:
+            batch = record_batch(reply.blocks, part, options.columns, begin, end)
+            if batch.num_rows:
+                yield batch
+        if reply.gap_high and max(reply.gap_low, begin) < end:
+            lose(options, part, max(reply.gap_low, begin), min(reply.gap_high, end))
 
 
 def lose(options: ReadOptions, part: int, low: int, high: int) -> int:
@@ -87,19 +111,28 @@ class Planner:
         topic: its client.
         version: of the topic that was seen before.
         only: parts that count; None: all.
+        manifests: those that earlier plans have read.
     """
 
-    def __init__(self, options: ReadOptions, topic: TopicClient, version: int = 0, only: frozenset[int] | None = None) -> None:
+    def __init__(
+        self, options: ReadOptions, topic: TopicClient, version: int = 0, only: frozenset[int] | None = None,
+        manifests: Manifests | None = None,
+    ) -> None:  # fmt: skip
         self.options, self._topic = options, topic
+        self._manifests = manifests or Manifests()
         self.lost = 0
         """Rows that are missing in the plan, as far as their number is known."""
         self.description = topic.describe(version, DESCRIBED_S)
+        self._stores: dict[int, topic_pb2.TopicStore] = {}
+        """Number of a part → where its closed segments are."""
         self._groups = {part.number: part.group for part in parts_of(self.description) if only is None or part.number in only}
         nodes = {each.number: Node(each.number, each.parents) for each in parts_of(self.description) if each.number in self._groups}
         self.parts = Parts(nodes, self._look)
 
     def _look(self, part: int) -> Bounds:
         reply = self._topic.look(part, self._groups[part])
+        if reply.HasField("store") and self.options.from_store:
+            self._stores[part] = reply.store
         return Bounds(reply.first, reply.committed_end, reply.sealed)
 
     def starting(self, part: int) -> int:
@@ -140,8 +173,15 @@ class Planner:
             cuts = [begin + (end - begin) * piece // pieces for piece in range(pieces + 1)]
             group = self._groups[part]
             known = self._topic.known(group)
-            found += [BlocksPartition(part, group, low, high, known) for low, high in itertools.pairwise(cuts)]
+            found += [
+                BlocksPartition(part, group, low, high, known, self._objects(part, low, high))
+                for low, high in itertools.pairwise(cuts)
+            ]
         return found
+
+    def _objects(self, part: int, begin: int, end: int) -> Sequence[StoredObject]:
+        store = self._stores.get(part)
+        return self._manifests.objects(self.description.topic, part, store, begin, end) if store is not None else ()
 
 
 class TopicReader(DataSourceReader):
@@ -184,6 +224,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: Place | None = None
         """The end of the newest micro-batch."""
         self._lost = 0
+        self._manifests = Manifests()
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> Self:
@@ -196,7 +237,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planner(self, place: Place | None = None, only: frozenset[int] | None = None) -> Planner:
         if self._topic is None:
             self._topic = TopicClient(self._options.target, self._options.topic, self._options.retry_s)
-        planner = Planner(self._options, self._topic, place.version if place else 0, only)
+        planner = Planner(self._options, self._topic, place.version if place else 0, only, self._manifests)
         if place is not None:
             planner.check(place)
         return planner

@@ -94,6 +94,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """Two Xiu partitions of two replicas, two Pis."""
     folder: Path = tmp_path_factory.mktemp("pipeline")
     settings = ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=16", "--set", "xiu.export_share=1.0"]
+    settings += ["--set", "topic.store_idle_s=0.2", "--set", "topic.flush_interval_s=0.2"]
     with running_cluster(folder, *SMALL, *STORES, *settings) as cluster:
         cluster.wait_healthy()
         yield Store(cluster)

@@ -6,7 +6,9 @@ import datetime
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pyarrow as pa
 import pytest
@@ -33,6 +35,8 @@ from pipeline.topics.options import read_options, write_options
 from pipeline.topics.sink import columns_to_write, rows_of
 from pipeline.topics.source import BlocksPartition, TopicReader, TopicStreamReader, read_partition
 from pixiu.errors import Gone, InvalidArgument
+from pixiu.objects.manifest import Manifest, StoredObject
+from pixiu.objects.store import ObjectStore
 from pixiu.wire.block import Message, Stamp, encode, stamped
 from pixiu.wire.v1 import topic_pb2
 
@@ -51,6 +55,9 @@ class Topic:
     version: int = 1
     id: int = 7
     cluster: str = HERE
+    store: topic_pb2.TopicStore | None = None
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    """Offsets that were read from leaders."""
 
     def description(self) -> topic_pb2.TopicDescription:
         found = topic_pb2.TopicDescription(name="orders", topic=self.id, version=self.version)
@@ -65,7 +72,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
 
     class Client:
         def __init__(self, target: str, name: str, retry_s: float = 0, known: Known | None = None) -> None:
-            self.cluster = found.cluster
+            self.cluster, self.id = found.cluster, found.id
 
         def __enter__(self) -> Client:
             return self
@@ -86,15 +93,17 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
         def look(self, part: int, group: int) -> topic_pb2.TopicReadReply:
             first, end = found.bounds[part]
             sealed = found.parts[part][2] == topic_pb2.PART_SEALED
-            return topic_pb2.TopicReadReply(first=first, committed_end=end, sealed=sealed)
+            return topic_pb2.TopicReadReply(first=first, committed_end=end, sealed=sealed, store=found.store)
 
         def offset_at(self, part: int, group: int, time_us: int) -> int:
             return min(time_us // 1000, found.bounds[part][1])
 
         def read(self, part: int, group: int, begin: int, end: int) -> Iterator[topic_pb2.TopicReadReply]:
+            found.asked.append((begin, end))
             for low, high in found.gaps:
-                if begin < low:
-                    yield topic_pb2.TopicReadReply(blocks=blocks(begin, low - begin), next=high, gap_low=low, gap_high=high)
+                if begin < high and low < end:
+                    before = blocks(begin, low - begin) if begin < low else b""
+                    yield topic_pb2.TopicReadReply(blocks=before, next=high, gap_low=low, gap_high=high)
                     begin = high
             if begin < end:
                 yield topic_pb2.TopicReadReply(blocks=blocks(begin, end - begin), next=end)
@@ -295,3 +304,75 @@ def test_rows_to_write() -> None:
     ):
         with pytest.raises(InvalidArgument, match=said):
             columns_to_write(StructType(schema))
+
+
+@pytest.fixture
+def stored(topic: Topic, tmp_path: Path) -> ObjectStore:
+    """Offsets 0 to 79 are in a store, in two objects with 10 offsets between them that were given up."""
+    store = ObjectStore(str(tmp_path))
+    objects = []
+    for low, high in ((0, 40), (50, 80)):
+        data = b"".join(blocks(base, 10) for base in range(low, high, 10))
+        objects.append(StoredObject(low, high, len(data), crc32(data), 1, 1, 3, store.url))
+        store.put(objects[-1].name("7-1"), data)
+    manifest = Manifest(3, 1, 7, 1, 0, False, objects)
+    store.create(manifest.name, manifest.encode())
+    topic.store, topic.gaps = topic_pb2.TopicStore(url=store.url, end=80), [(40, 50)]
+    return store
+
+
+def bodies(reader: TopicReader) -> list[bytes]:
+    found = list[bytes]()
+    for task in reader.partitions():
+        for batch in reader.read(pickle.loads(pickle.dumps(task))):
+            found += batch.column("body").to_pylist()
+    return found
+
+
+def batch_reader(**options: str) -> TopicReader:
+    made = PixiuSource(TARGET | {"failOnDataLoss": "false"} | options)
+    found = made.reader(made.schema())
+    assert isinstance(found, TopicReader)
+    return found
+
+
+def test_closed_segments_are_read_from_the_store_and_the_rest_from_the_leader(topic: Topic, stored: ObjectStore) -> None:
+    apart = bodies(batch_reader(startingOffsets='{"1": 5}', endingOffsets='{"1": 95}'))
+    assert topic.asked == [(40, 50), (80, 95)]
+    topic.asked.clear()
+    assert bodies(batch_reader(startingOffsets='{"1": 5}', endingOffsets='{"1": 95}', fromStore="false")) == apart
+    assert topic.asked == [(5, 95)]
+    assert apart == [b"%d" % number for number in (*range(5, 40), *range(50, 95))]
+
+
+@pytest.mark.parametrize("fault", ["away", "damaged", "no manifest"])
+def test_what_cannot_be_read_from_the_store_comes_from_the_leader(topic: Topic, stored: ObjectStore, fault: str) -> None:
+    (one,) = [name for name in stored.names("7-1") if "/000000000000000-" in name]
+    (manifest,) = [name for name in stored.names("7-1") if "manifest" in name]
+    match fault:
+        case "away":
+            stored.remove([one])
+        case "damaged":
+            stored.put(one, stored.read(one)[:-1] + b"?")
+        case _:
+            stored.put(manifest, b"{")
+    assert bodies(batch_reader()) == [b"%d" % number for number in (*range(40), *range(50, 100))]
+    assert topic.asked[0] == ((0, 100) if fault == "no manifest" else (0, 40))
+
+
+def test_a_stream_reads_the_manifest_again_only_for_what_it_does_not_name(
+    topic: Topic, stored: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    real = ObjectStore.manifest
+    monkeypatch.setattr(ObjectStore, "manifest", lambda self, *part: (read.append(1), real(self, *part))[1])
+    reader = stream(failOnDataLoss="false")
+    start = reader.initialOffset()
+    assert topic.store is not None
+    for rows, known in ((10, 80), (30, 80), (45, 85)):
+        topic.store.end = known
+        end = reader.latestOffset(start, ReadMaxRows(rows))
+        tasks = reader.partitions(start, end)
+        start = end
+        assert all(task.objects for task in tasks if task.begin < 80)  # type: ignore[attr-defined]
+    assert len(read) == 2  # at first, and when the leader says that the store has more

@@ -7,16 +7,17 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import pixiu
-from pipeline.topics.columns import spark_schema
+from pipeline.topics.columns import TYPES, spark_schema
 from pipeline.topics.options import write_options
 from pipeline.topics.sink import TopicWriter
-from pipeline.topics.source import TopicReader, options_of
+from pipeline.topics.source import BlocksPartition, TopicReader, options_of
 from pixiu.errors import InvalidArgument
 from pixiu.placement.slots import SLOTS
 from tests.pipeline.conftest import Store
@@ -109,3 +110,30 @@ def test_a_task_waits_for_the_rate_of_its_topic_while_rows_come_in(store: Store)
     on_topics(store, lambda px: px.topics.set_channel("slow", "seen"))
     (part,) = on_topics(store, lambda px: px.topics.channel_state("slow", "seen"))
     assert part.unacknowledged == 6
+
+
+def test_a_task_reads_the_same_rows_from_the_object_store(store: Store, tmp_path: Path) -> None:
+    """Every row once, by level stored; then the last object is lost, and the leader gives what it had."""
+
+    async def write(px: pixiu.Client) -> int:
+        await px.topics.create("apart", parts=1, store=str(tmp_path))
+        async with px.durable_topic("apart").writer() as writer:
+            for number in range(3_000):
+                writer.send_soon(b"%d" % number, key=b"%d" % (number % 7))
+        return (await px.durable_topic("apart").send(b"last", level="stored")).offset
+
+    assert on_topics(store, write) == 3_000
+
+    def read(**options: str) -> tuple[list[dict[str, Any]], int]:
+        given = {"target": store.target, "topic": "apart"} | options
+        reader = TopicReader(options_of(given, spark_schema(tuple(TYPES)), streaming=False))
+        tasks = reader.partitions()
+        rows = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+        return rows, sum(len(task.objects) for task in tasks if isinstance(task, BlocksPartition))
+
+    rows, objects = wait_for(lambda: found if (found := read())[1] else None, "a manifest")
+    assert objects
+    assert read(fromStore="false") == (rows, 0)
+    assert [row["body"] for row in rows] == [*(b"%d" % number for number in range(3_000)), b"last"]
+    sorted(tmp_path.rglob("*.seg"))[-1].unlink()
+    assert read()[0] == rows
