@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
@@ -16,6 +17,8 @@ from tools.cli.main import allow_open_files, main
 
 LAUNCH = ForkServer._launch
 UP = "up"
+FORKED_IMPORT = "PIXIU_FORKED_IMPORT"
+"""Variable with a module that all processes of the cluster have imported."""
 
 
 class Fork:
@@ -43,6 +46,8 @@ def fork_first() -> None:
         os.dup2(theirs.fileno(), 0)
         theirs.close()
         os.environ.update(child_environment())
+        if FORKED_IMPORT in os.environ:
+            importlib.import_module(os.environ[FORKED_IMPORT])
         fork_server.main(PRELOADED)
         sys.exit()
     theirs.close()
