@@ -116,11 +116,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.server: $(VENV)/bin/python setup.cfg pixiu/setup.cfg constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ./pixiu -e '.[server,onebox,spark]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ./pixiu -e '.[server,onebox,spark,store]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python setup.cfg pixiu/setup.cfg constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ./pixiu -e '.[server,onebox,spark,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ./pixiu -e '.[server,onebox,spark,store,dev]'
 	@touch $@ $(VENV)/.server
 
 clean:

@@ -14,16 +14,21 @@ ROWS: Rows = {
     ),
     "W2": Row(
         "storage is apart from computing, so that a machine's disks hold nobody",
-        (),
-        "Not built: parts are on the disks of their group's replicas; a move copies nothing, and the old part stays.",
+        (
+            "e2e/topic_store::what_the_store_has_is_neither_kept_nor_copied_and_is_read_by_the_next_leader",
+            "topic/offload/reading::everything_is_read_as_if_it_were_here",
+            "topic/offload/plan::files_may_go_once_the_store_has_what_is_in_them_and_it_is_old",
+        ),
+        "For topics with a store; what is written last is on the disks of the group's replicas.",
     ),
     "W3": Row(
         "workers have no state but logs: the registry has the system's, a distributed file system the messages",
         (
             "admin/core_random::registry_and_groups_agree_in_the_end",
-            "e2e/topic_group::a_new_follower_gets_a_snapshot_and_can_lead",
+            "e2e/topic_store::what_the_store_has_is_neither_kept_nor_copied_and_is_read_by_the_next_leader",
+            "sim/topics/fenced_manifests::the_newest_manifest_is_what_the_log_had",
         ),
-        "The registry has the system's state, as there; messages are on replicas' disks: object storage is not built.",
+        "The registry has the system's state, as there; closed segments are in the object store, and the end of a part on disks.",
     ),
     "W4": Row(
         "workers are equal, and more of them are more capacity",
@@ -104,9 +109,10 @@ ROWS: Rows = {
         (
             "topic/core::a_block_is_answered_when_it_is_applied",
             "topic/core::with_too_few_disks_the_outcome_is_unknown",
-            "topic/storage/power_cut::nothing_is_lost_and_nothing_is_twice",
+            "topic/stored::a_block_is_answered_when_the_store_has_it",
+            "e2e/topic_store::what_the_store_has_is_neither_kept_nor_copied_and_is_read_by_the_next_leader",
         ),
-        "The highest level is `replicated`, on every disk in sync; a level for object storage is not built.",
+        "Level `stored`; the default is `replicated`, on every disk in sync.",
     ),
     "W13": Row(
         "answers carry the triple of version, load time and checkpoint; a client that knows an old version is refused",
@@ -171,8 +177,10 @@ ROWS: Rows = {
         (
             "topic/storage/store::unwritten_blocks_are_read_from_memory",
             "topic/storage/store::while_nothing_can_be_flushed_memory_serves",
+            "e2e/topic_store::while_the_store_is_away_writers_go_on_until_space_is_short",
+            "topic/offload/reading::a_store_that_is_away_is_no_gap",
         ),
-        "The limit is 64 MiB of blocks that wait for their flush, not ten minutes of them: object storage is not built.",
+        "Memory keeps `topic.memory_mb`; behind it are local files, ten minutes of what is uploaded and all that is not.",
     ),
     "W21": Row(
         "a machine has many brokers, and a process several parts of a topic",

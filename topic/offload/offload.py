@@ -126,11 +126,11 @@ class Offload:
         if not self._machine.opened:
             return
         store, stored = self._group.store, self._group.core.stored
-        if not store.state.garbage and not any(map(self.store_of, store.state.topics.values())):
+        if not (store.state.garbage or self._options.store or any(topic.store for topic in store.state.topics.values())):
             stored.hold = ""
             await self._drop(short=False)  # a topic may have had a store
             return
-        used = await self._in_thread(partial(_used, self._options.data_dir))
+        used = await asyncio.to_thread(_used, self._options.data_dir)  # the other threads may wait for the store
         local = sum(log.stored_bytes for log in store.logs.values())
         limit = self._options.local_mb << 20
         if self._planner is not None and self._group.core.delivers:
@@ -216,16 +216,19 @@ class Offload:
     async def _work(self, part: int) -> None:
         """Do what is to be done for a part, until there is nothing."""
         backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S, random.random)
-        while (action := self._next(part)) is not None:
+        while True:
             try:
                 async with self._slots:
-                    match action:
+                    match action := self._next(part):
                         case plan.Upload():
                             await self._upload(part, action)
                         case plan.WriteManifest():
                             await self._write_manifest(part, action.manifest)
                         case plan.Remove():
                             await self._remove(part, action)
+                        case None:
+                            self._problems.pop(part, None)
+                            return
             except (PixiuError, OSError) as problem:
                 self.failures += 1
                 self._problems[part] = str(problem)
@@ -264,11 +267,11 @@ class Offload:
         url = (self.store_of(topic) if topic is not None else "") or part.stores[-1]
         before, kept = planner.before(number, manifest), planner.kept(number)
         try:
-            await self._in_thread(lambda: write_manifest(self._store_at(url), manifest, before, kept))
+            clean = await self._in_thread(lambda: write_manifest(self._store_at(url), manifest, before, kept))
         except ObjectExists as problem:
             self._context.log.error(CONFLICT, part=number, manifest=manifest.name)
             raise MalformedData(f"{problem}: another process writes the manifests of this part in this leader's epoch") from problem
-        planner.wrote(number, manifest)
+        planner.wrote(number, manifest, clean)
 
     async def _remove(self, number: int, action: plan.Remove) -> None:
         await self._in_thread(partial(remove, self._store_at, number, action))

@@ -22,6 +22,8 @@ from topic.state.state import State
 
 FULL: Final = 0.9
 """Share of the file system from which on writers are held."""
+MAX_UNNAMED: Final = 8
+"""Uploads until the next manifest while more wait."""
 MAX_REMOVED: Final = 1000
 """Objects that are removed together."""
 
@@ -87,6 +89,10 @@ class _Known:
     manifest: Manifest | None = None
     tried: Manifest | None = None
     """The newest one, written or not."""
+    clean: bool = False
+    """Those before it are removed."""
+    unnamed: int = 0
+    """Uploads since then."""
 
 
 class Planner:
@@ -109,6 +115,9 @@ class Planner:
             self._known.pop(number, None)
             return Remove(list(garbage.values())[:MAX_REMOVED], whole=True) if garbage and part is None else None
         known = self._known.setdefault(number, _Known())
+        behind = view.waiting_bytes >= self._limits.segment_bytes and known.unnamed < MAX_UNNAMED
+        if store and behind and self._is_due(part, view, known, now):
+            return Upload(self._base(part, view, store), view.synced)
         if part.stores and self._outdated(part, known.manifest):
             if known.tried is None or self._outdated(part, known.tried):  # one that failed may be there all the same
                 last = known.tried.number if known.tried is not None else 0
@@ -124,7 +133,7 @@ class Planner:
 
     @staticmethod
     def _outdated(part: Part, manifest: Manifest | None) -> bool:
-        return manifest is None or manifest.objects != part.objects or manifest.sealed != part.sealed
+        return manifest is None or manifest.objects is not part.objects or manifest.sealed != part.sealed  # a change is a new list
 
     def _is_due(self, part: Part, view: View, known: _Known, now: float) -> bool:
         if view.synced <= max(part.stored, part.first, view.skip):
@@ -149,16 +158,19 @@ class Planner:
 
     def uploaded(self, part: int, now: float) -> None:
         """An upload is committed."""
-        self._known.setdefault(part, _Known()).uploaded_at = now
+        known = self._known.setdefault(part, _Known())
+        known.uploaded_at, known.unnamed = now, known.unnamed + 1
 
     def before(self, part: int, manifest: Manifest) -> Manifest | None:
         """The manifest of this epoch before another one; None: that is not certain."""
-        found = self._known[part].manifest
-        return found if found is not None and found.number == manifest.number - 1 else None
+        known = self._known[part]
+        found = known.manifest
+        return found if found is not None and known.clean and found.number == manifest.number - 1 else None
 
-    def wrote(self, part: int, manifest: Manifest) -> None:
-        """A manifest is in the store, and those before it are not."""
-        self._known.setdefault(part, _Known()).manifest = manifest
+    def wrote(self, part: int, manifest: Manifest, clean: bool = True) -> None:
+        """A manifest is in the store. clean: those before it are not."""
+        known = self._known.setdefault(part, _Known())
+        known.manifest, known.clean, known.unnamed = manifest, clean, 0
 
     def kept(self, number: int) -> frozenset[str]:
         """Names of the objects of a part that count, or are to be removed by an entry."""

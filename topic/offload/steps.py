@@ -8,21 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from cluster.topics.entries import number_of, topic_of
+from pixiu.errors import Unavailable
 from pixiu.objects.manifest import Manifest, folder_of
 from pixiu.objects.store import ObjectExists, ObjectStore
 from topic.offload.plan import Remove, orphans
 
 
-def write_manifest(store: ObjectStore, manifest: Manifest, before: Manifest | None, kept: Collection[str]) -> None:
+def write_manifest(store: ObjectStore, manifest: Manifest, before: Manifest | None, kept: Collection[str]) -> bool:
     """Write a manifest; then remove the one before it, or, if that is not known, whatever former leaders and failures left. kept:
-    the names of objects that count. Raises ObjectExists if another process wrote one of this name; Unavailable."""
+    the names of objects that count. Returns whether all of that is removed. Raises ObjectExists if another process wrote one of this name; Unavailable."""
     data, folder = manifest.encode(), folder_of(manifest.topic, manifest.part)
     try:
         store.create(manifest.name, data)
     except ObjectExists:
         if store.read(manifest.name) != data:  # else an attempt of this leader, of which the answer was lost
             raise
-    store.remove([before.name] if before is not None else orphans(store.names(folder), manifest, kept))
+    try:
+        store.remove([before.name] if before is not None else orphans(store.names(folder), manifest, kept))
+    except Unavailable:  # the next manifest comes soon enough
+        return False
+    return True
 
 
 def remove(store_at: Callable[[str], ObjectStore], part: int, action: Remove) -> None:

@@ -243,7 +243,7 @@ class Machine:
             store, links = self.store, list[str]()
             for part, log in store.logs.items():
                 log.roll()
-                stored = store.state.parts[part].stored
+                stored = store.stored.get(part, 0)
                 links += [segment.path for segment in log.segments if segment.end > stored]
             await to_its_end(asyncio.to_thread(_link, self._folder, folder, links))
             applied, copy = store.flushed, self._table.copying()

@@ -68,6 +68,8 @@ class Flush:
     parts: Mapping[int, Writing]
     firsts: Mapping[int, int]
     """Part → lowest offset that is kept in files, of all parts."""
+    stored: Mapping[int, int]
+    """Part → offset up to which the object store has it."""
     dropped: Sequence[int]
     """Parts that are no more."""
     swept: Mapping[int, int]
@@ -104,6 +106,8 @@ class Store:
         """Called with a part and an offset that is wanted, and that only the object store has."""
         self.flushed = 0
         """Counter up to which a power cut leaves everything: the group's log may be trimmed up to here."""
+        self.stored: Mapping[int, int] = {}
+        """Part → offset up to which the object store has it, as of `flushed`."""
         self.tail_bytes = 0
         """Bytes of blocks that are not written yet."""
         self._unsaved: list[tuple[bytes, bytes | None]] = []
@@ -210,20 +214,9 @@ class Store:
         parts = {part: writing for part, log in self.logs.items() if (writing := log.freeze())}
         lasts = [(_last_key(part), _LAST.pack(*writing.last)) for part, writing in parts.items() if writing.runs]
         gone = [(_last_key(part), None) for part in self._dropped if part not in self.logs]
-        self._unsaved += self.compacting.rows()
-        rows = [*self._unsaved, *self.keys.freeze()]
-        swept = {part: first for part, first in firsts.items() if self._swept.get(part, 0) < first and self._is_swept(part)}
-        return Flush(
-            self.state.applied,
-            self.state.clock_us,
-            rows,
-            len(self._unsaved),
-            [*lasts, *gone],
-            parts,
-            firsts,
-            list(self._dropped),
-            swept,
-        )
+        rows = list(self._unsaved)
+        stored = {part.part: part.stored for part in self.state.parts.values()}
+        return Flush(self.state.applied, self.state.clock_us, rows, [*lasts, *gone], parts, firsts, stored, list(self._dropped))
 
     def write(self, flush: Flush) -> None:
         """Make it durable; may be called in a thread. Raises DiskFull, DiskFailed: it can be done again, with what came since."""
@@ -245,10 +238,8 @@ class Store:
 
     def finish(self, flush: Flush) -> Gone:
         """Take over what is durable. Returns the files that can go."""
-        del self._unsaved[: flush.unsaved]
-        self.keys.written(flush.dropped)
-        self._swept |= {part: first for part, first in flush.swept.items() if part in self.logs}
-        self.flushed = flush.applied
+        del self._unsaved[: len(flush.rows)]
+        self.flushed, self.stored = flush.applied, flush.stored
         gone = Gone()
         for part, writing in flush.parts.items():
             if part in self.logs:  # else it was dropped meanwhile

@@ -73,12 +73,12 @@ class Leader:
             number = 1000 + self.world.numbers
             self._write(Manifest(epoch, number, TOPIC, 1, 0, False, objects), None, self.planner.kept(PART) | {made.name(FOLDER)})
         self.world.commit(self, en.UPLOADED, en.encode_objects(PART, [made]))
+        self.planner.uploaded(PART, 0.0)
 
     def _write(self, manifest: Manifest, before: Manifest | None, kept: frozenset[str]) -> None:
         if self.world.fault == "a second leader writes the manifest of its successor":
             manifest = manifest._replace(epoch=self.world.leaders[-1].epoch, number=manifest.number + 1000 * self.epoch)
-        write_manifest(self.world.store, manifest, before, kept)
-        self.planner.wrote(PART, manifest)
+        self.planner.wrote(PART, manifest, write_manifest(self.world.store, manifest, before, kept))
 
     def _remove(self, action: Remove) -> None:
         remove(lambda _url: self.world.store, PART, action)

@@ -9,7 +9,7 @@ import pytest
 from cluster.topics import entries as en
 from pixiu.objects.manifest import StoredObject
 from tests.topic.builders import PART, TOPIC, Log
-from topic.offload.plan import Limits, Planner, Remove, Upload, View, WriteManifest, droppable, expired, hold
+from topic.offload.plan import MAX_UNNAMED, Limits, Planner, Remove, Upload, View, WriteManifest, droppable, expired, hold
 from topic.state.parts import Part
 from topic.state.state import Done
 
@@ -62,6 +62,19 @@ def test_a_part_is_uploaded_when_it_is_full_idle_sealed_or_asked_for() -> None:
     assert leader.next(view(wanted=True), now=6.0) == Upload(0, 40)
     leader.log.apply(en.SEAL, en.encode_seal(PART, []))
     assert leader.next() == Upload(0, 40)
+
+
+def test_several_uploads_of_a_part_that_is_behind_have_one_manifest() -> None:
+    leader = Leader()
+    for number in range(MAX_UNNAMED):
+        assert leader.next(view(waiting=2000)) == Upload(number, 40)
+        leader.upload(made(number, number + 1, 1000))
+        leader.planner.uploaded(PART, 0.0)
+    written = leader.next(view(waiting=2000))
+    assert isinstance(written, WriteManifest)
+    assert len(written.manifest.objects) == MAX_UNNAMED
+    leader.planner.wrote(PART, written.manifest)
+    assert leader.next(view(waiting=2000)) == Upload(MAX_UNNAMED, 40)
 
 
 def test_an_object_counts_once_it_is_committed_in_the_epoch_of_its_upload() -> None:
