@@ -31,7 +31,7 @@ class Options(ReplicatedOptions, ClientRoleOptions):
     """Object store of topics that name none: an absolute folder, or a URL that fsspec opens (s3://…, hdfs://…); empty: none. All
     replicas of a group need the same. Credentials come from fsspec's configuration."""
     store_segment_mb: int = bounded(16, 1, 256)
-    """MiB of one object in the store; so much of a part is uploaded as soon as it is there."""
+    """MiB of one object in the store. A part is uploaded as soon as it has as many that the store has not."""
     store_idle_s: float = bounded(10.0, 0.1, 86_400.0)
     """Seconds without a new block after which the rest of a part is uploaded, too."""
     store_interval_ms: int = bounded(1000, 1, 60_000)

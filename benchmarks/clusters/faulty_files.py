@@ -42,9 +42,9 @@ class FaultyFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no ty
         """Write a file."""
         self._try(lambda: self._files.pipe_file(self._strip_protocol(path), value, mode=mode))
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+    def cat_file(self, path: str, **options: Any) -> bytes:
         """Read a file."""
-        return bytes(self._try(lambda: self._files.cat_file(self._strip_protocol(path), start, end)))
+        return bytes(self._try(lambda: self._files.cat_file(self._strip_protocol(path))))
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
         """List a folder."""

@@ -96,7 +96,7 @@ class TopicClient:
 
     @property
     def id(self) -> int:
-        """Of the topic."""
+        """The topic's ID."""
         return self._described.topic
 
     def __enter__(self) -> Self:

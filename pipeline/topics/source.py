@@ -56,7 +56,7 @@ class BlocksPartition(InputPartition):
         super().__init__((part, group, begin, end, known, objects))
         self.part, self.group, self.begin, self.end, self.known = part, group, begin, end, known
         self.objects = objects
-        """What the object store has of them, rising."""
+        """Objects of the store that have some of them, rising."""
 
 
 def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -51,7 +51,7 @@ class StoredObject(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a part has in the store, as its leader knew it at one moment."""
+    """A part's objects in the store, as its leader knew them at one moment."""
 
     epoch: int
     number: int

@@ -66,10 +66,9 @@ class ObjectStore:
                 raise FileExistsError(path) from None
             self._fs.pipe_file(path, data)
 
-    def read(self, name: str, size: int | None = None) -> bytes:
-        """Read an object, or its first bytes. Raises ObjectMissing, Unavailable."""
-        found = self._told("read", name, lambda: self._fs.cat_file(self._path(name), 0 if size else None, size))
-        return bytes(found)
+    def read(self, name: str) -> bytes:
+        """Read an object. Raises ObjectMissing, Unavailable."""
+        return bytes(self._told("read", name, lambda: self._fs.cat_file(self._path(name))))
 
     def names(self, folder: str) -> list[str]:
         """The names of the objects in a folder, with it. Raises Unavailable."""
@@ -113,7 +112,7 @@ class ObjectStore:
         return f"{self._root}/{name}"
 
     def _told(self, act: str, name: str, work: Callable[[], Found]) -> Found:
-        """What work returns. Raises ObjectMissing, ObjectExists, Unavailable in place of what the store says."""
+        """Work at the store. Raises ObjectMissing, ObjectExists, Unavailable in place of its own errors."""
         try:
             return work()
         except FileNotFoundError as problem:

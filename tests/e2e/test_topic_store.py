@@ -12,7 +12,7 @@ from pixiu.objects.store import ObjectStore
 from pixiu.wire.v1 import level_pb2 as pb_level
 from pixiu.wire.v1 import topic_pb2 as pb
 from tests.support.roles import Roles, at_least
-from tests.support.topics import ORDERS, TOPIC, Member, Writer, append, call, in_sync, leader, make_topic, read_all
+from tests.support.topics import ORDERS, TOPIC, Member, Writer, append, call, in_sync, leader, make_topic, read_all, status
 from tests.support.waiting import until
 
 BODY = b"x" * 100_000
@@ -93,6 +93,7 @@ async def test_while_the_store_is_away_writers_go_on_until_space_is_short(roles:
         assert result.refusal.code == "OVERLOADED"
         assert "wait for the object store" in result.refusal.text
         assert number > 25
+        assert "writers are held" in (await status(roles, "topic-a"))["degraded"]
         await until(lambda: at_least(roles.metric(node, "store_failures_total"), 3), "it is tried again")
         assert await roles.metric(node, "store_waiting_bytes") > 2_500_000
         reply = await call(node, "Read", pb.TopicReadRequest(topic=ORDERS, part=1, end=True))

@@ -44,8 +44,8 @@ class FaultyFiles:
     def pipe_file(self, path: str, data: bytes, mode: str = "overwrite") -> None:
         self._try(lambda: self._files.pipe_file(path, data, mode=mode))
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        return bytes(self._try(lambda: self._files.cat_file(path, start, end)))
+    def cat_file(self, path: str) -> bytes:
+        return bytes(self._try(lambda: self._files.cat_file(path)))
 
     def ls(self, path: str, detail: bool = False) -> list[Any]:
         return list(self._try(lambda: self._files.ls(path, detail=detail)))

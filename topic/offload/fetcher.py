@@ -12,7 +12,6 @@ import asyncio
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -21,6 +20,7 @@ from cluster.topics.entries import number_of, topic_of
 from pixiu.errors import MalformedData, StorageError
 from pixiu.objects.manifest import StoredObject, folder_of
 from pixiu.objects.store import ObjectStore
+from topic.offload.threads import in_thread
 from topic.storage.files import DiskFiles
 from topic.storage.segment import Segment, Stored, read_segment
 
@@ -54,7 +54,7 @@ class Fetcher:
         self._segments: OrderedDict[str, Segment] = OrderedDict()
         """By file, in order of use."""
         self._coming: dict[str, asyncio.Task[Segment | bytes]] = {}
-        self._threads = ThreadPoolExecutor(FETCHES_AT_ONCE, "topic-fetch")
+        self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
         self.fetches = 0
         self.fetched_bytes = 0
         self.cached_bytes = 0
@@ -85,12 +85,12 @@ class Fetcher:
         return await asyncio.to_thread(read_segment, self._files, segment, offset, READ_AHEAD_BYTES)
 
     async def _fetch(self, part: int, found: StoredObject, name: str) -> Segment | bytes:
-        loop = asyncio.get_running_loop()
-        data = await loop.run_in_executor(self._threads, self._download, part, found)
+        async with self._slots:
+            data = await in_thread(lambda: self._download(part, found))
         self.fetches += 1
         self.fetched_bytes += len(data)
         try:
-            await loop.run_in_executor(self._threads, self._keep, name, data)
+            await asyncio.to_thread(self._keep, name, data)
         except (StorageError, OSError):
             return data
         segment = self._segments[name] = Segment(name, found.base, found.end, len(data))
@@ -126,6 +126,5 @@ class Fetcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._files is not None:
             self._files.close()

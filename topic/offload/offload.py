@@ -15,11 +15,9 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from cluster.process.context import Context
 from cluster.topics import entries as en
@@ -34,6 +32,7 @@ from topic.offload import plan
 from topic.offload.cut import cut
 from topic.offload.fetcher import Fetcher
 from topic.offload.steps import remove, write_manifest
+from topic.offload.threads import in_thread
 from topic.options import Options
 from topic.state.parts import Part
 from topic.state.state import Done
@@ -50,7 +49,6 @@ DEGRADED_S: Final = 60.0
 AWAY: Final = "topic_store_away"
 BACK: Final = "topic_store_back"
 CONFLICT: Final = "topic_store_conflict"
-T = TypeVar("T")
 
 
 class Offload:
@@ -70,7 +68,6 @@ class Offload:
         self.fetcher = Fetcher(folder, options.store_cache_mb << 20, self._store_at)
         self._stores: dict[str, ObjectStore] = {}
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(WORKS_AT_ONCE, "topic-store")
         self._slots = asyncio.Semaphore(WORKS_AT_ONCE)
         self._planner: plan.Planner | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -103,9 +100,6 @@ class Offload:
                 except ConfigurationError as problem:
                     raise Unavailable(str(problem)) from problem
             return found
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     # --- looks
 
@@ -242,7 +236,7 @@ class Offload:
         store, epoch = self._group.store, self._planner.epoch
         log, topic = store.logs[number], store.state.topics[en.topic_of(number)]
         url, most = self.store_of(topic), self._options.store_segment_mb << 20
-        made = await self._in_thread(
+        made = await in_thread(
             partial(cut, store.files, list(log.segments), action.base, action.synced, most, epoch, url)
         )  # fmt: skip
         if made.gap is not None:
@@ -252,7 +246,7 @@ class Offload:
                 f"offsets from {action.base} on cannot be read here; they are uploaded when another replica has them"
             )
         name = made.object.name(_folder(number))
-        await self._in_thread(lambda: self._store_at(url).put(name, made.data))
+        await in_thread(lambda: self._store_at(url).put(name, made.data))
         await self._append(en.UPLOADED, en.encode_objects(number, [made.object]))
         self.uploads += 1
         self.uploaded_bytes += len(made.data)
@@ -267,14 +261,14 @@ class Offload:
         url = (self.store_of(topic) if topic is not None else "") or part.stores[-1]
         before, kept = planner.before(number, manifest), planner.kept(number)
         try:
-            clean = await self._in_thread(lambda: write_manifest(self._store_at(url), manifest, before, kept))
+            clean = await in_thread(lambda: write_manifest(self._store_at(url), manifest, before, kept))
         except ObjectExists as problem:
             self._context.log.error(CONFLICT, part=number, manifest=manifest.name)
             raise MalformedData(f"{problem}: another process writes the manifests of this part in this leader's epoch") from problem
         planner.wrote(number, manifest, clean)
 
     async def _remove(self, number: int, action: plan.Remove) -> None:
-        await self._in_thread(partial(remove, self._store_at, number, action))
+        await in_thread(partial(remove, self._store_at, number, action))
         await self._append(en.REMOVED, en.encode_objects(number, action.objects))
 
     async def _append(self, kind: int, payload: bytes) -> None:
@@ -332,7 +326,6 @@ class Offload:
         self.leader_changed(0)
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.fetcher.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _folder(part: int) -> str:

@@ -29,7 +29,7 @@ MAX_REMOVED: Final = 1000
 
 
 class Limits(NamedTuple):
-    """When a part is uploaded."""
+    """Limits of uploads."""
 
     segment_bytes: int
     idle_s: float
@@ -38,7 +38,7 @@ class Limits(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a replica has of a part beside the state."""
+    """A part on a replica, beside its state."""
 
     synced: int
     """Offset below which its files have everything."""
@@ -83,7 +83,7 @@ Action = Upload | WriteManifest | Remove
 
 @dataclass(slots=True)
 class _Known:
-    """What a leader did for a part in its epoch."""
+    """A part in this leader's epoch."""
 
     uploaded_at: float = 0.0
     manifest: Manifest | None = None
@@ -143,8 +143,8 @@ class Planner:
         return full or asked or part.sealed or view.idle_s >= self._limits.idle_s
 
     def _base(self, part: Part, view: View, store: str) -> int:
-        """Where the next object begins. It takes the place of small ones before it, each no larger than what follows it: so a part
-        that is written slowly has few objects, and each block is uploaded a dozen times at most."""
+        """Choose where the next object begins. It takes the place of small ones before it, each no larger than what follows: so a
+        part that is written slowly has few objects, and each block is uploaded a dozen times at most."""
         base, size = max(part.stored, part.first, view.skip), view.waiting_bytes
         if view.skip > part.stored or part.first > part.stored:
             return base
@@ -179,8 +179,8 @@ class Planner:
 
 
 def orphans(names: Iterable[str], newest: Manifest, kept: Collection[str]) -> list[str]:
-    """Of names in a part's folder, those of objects that former leaders uploaded and nobody claimed, and of manifests before the
-    newest one. kept: the names of objects that count."""
+    """Names in a part's folder that count no longer: objects that former leaders uploaded and nobody claimed, and manifests before
+    the newest one. kept: the names of objects that count."""
     names = list(names)
     old = manifests_in(names)
     behind = set(old[old.index(newest.name) + 1 :]) if newest.name in old else set()

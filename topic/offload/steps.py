@@ -15,8 +15,10 @@ from topic.offload.plan import Remove, orphans
 
 
 def write_manifest(store: ObjectStore, manifest: Manifest, before: Manifest | None, kept: Collection[str]) -> bool:
-    """Write a manifest; then remove the one before it, or, if that is not known, whatever former leaders and failures left. kept:
-    the names of objects that count. Returns whether all of that is removed. Raises ObjectExists if another process wrote one of this name; Unavailable."""
+    """Write a manifest; then remove the one before it, or, if that is not known, what former leaders and failures left.
+
+    kept: the names of objects that count. Returns whether all of that is removed. Raises Unavailable; ObjectExists if another
+    process wrote one of this name."""
     data, folder = manifest.encode(), folder_of(manifest.topic, manifest.part)
     try:
         store.create(manifest.name, data)

@@ -100,7 +100,7 @@ class Part:
     stores: tuple[str, ...] = ()
     """URLs of the stores in which it ever had objects."""
     objects: list[StoredObject] = field(default_factory=list)
-    """What it has in the store, rising; replaced, never changed: a thread may read the other."""
+    """Its objects in the store, rising. A change makes a new list: a thread may read the other."""
 
     def object_at(self, offset: int) -> StoredObject | None:
         """The object that has an offset."""
