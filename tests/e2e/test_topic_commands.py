@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from tests.support.roles import Roles
+from tests.support.waiting import until
 
 
 class Command:
@@ -31,7 +33,7 @@ class Command:
         return json.loads(out)
 
 
-async def test_a_topic_from_its_making_to_its_removal(roles: Roles) -> None:
+async def test_a_topic_from_its_making_to_its_removal(roles: Roles, tmp_path: Path) -> None:
     await roles.layout(topic=2)
     for partition, name in enumerate(("topic-a", "topic-b")):
         roles.start(name, partition=partition)
@@ -84,6 +86,18 @@ async def test_a_topic_from_its_making_to_its_removal(roles: Roles) -> None:
     end = next(part["end"] for part in shown["parts"] if part["number"] == number)
     code, out, errors = await pixiu.run("read", "orders", "--from", "@999", "--part", str(number))
     assert (code, out, f"part {number} ends at offset {end}" in errors) == (0, "", True), errors
+    code, _, errors = await pixiu.run("create", "apart", "--store", "folder")
+    assert (code, "an absolute folder" in errors) == (2, True), errors
+    store = tmp_path / "store"
+    made = await pixiu.json("create", "apart", "--store", str(store))
+    assert made["store"] == str(store)
+    written = await pixiu.json("write", "apart", "--level", "stored", given="one\ntwo\nthree\n")
+    assert written["written"] == 3
+    assert sum(part["store"]["end"] for part in (await pixiu.json("show", "apart"))["parts"]) == 3
+    code, out, errors = await pixiu.run("show", "apart")
+    assert (code, "stored to" in out) == (0, True), errors
+    await pixiu.json("delete", "apart", "--now", "--yes")
+    await until(lambda: not any(path.is_file() for path in store.rglob("*")), "nothing is left in the store")
     await pixiu.json("create", "torn")
     code, _, errors = await pixiu.run("write", "torn", given=f"one\n{'x' * 2_000_000}\n")
     assert (code, "stored: 1 messages" in errors) == (2, True), errors

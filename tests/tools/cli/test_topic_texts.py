@@ -39,6 +39,21 @@ def test_a_reason_is_said_once_for_all_parts() -> None:
     assert shown.stuck() == ["c, parts 1-3, 7: no member is here", "d, part 1: x"]
 
 
+def test_what_cannot_be_uploaded_is_said_with_its_size_and_reason() -> None:
+    away = [topic_pb2.TopicStore(url="s3://b", end=5, waiting_bytes=1_000, oldest_ms=90_000, problem="503") for _ in range(2)]
+    fine = topic_pb2.TopicStore(url="s3://b", end=9)
+    sizes = {1: tables.Size(0, 9, away[0]), 2: tables.Size(0, 9, fine), 3: tables.Size(0, 9, away[1]), 4: tables.Size(0, 9)}
+    parts = [topic_pb2.TopicPart(number=number, high=1) for number in sizes]
+    shown = tables.Shown(topic_pb2.TopicDescription(parts=parts), sizes, [], {})
+    assert shown.stuck() == ["parts 1, 3: 2,000 bytes wait for the object store: 503"]
+    stored = [part.get("store", {}).get("end") for part in tables.shown_json(shown)["parts"]]
+    assert stored == [5, 9, 5, None]
+    assert len(tables.part_table(shown).columns) == len(tables.part_table(tables.Shown(shown.topic, {}, [], {})).columns) + 2
+    assert tables.settings_text(topic_pb2.TopicDescription(settings=topic_pb2.TopicSettings(store="/s"))) == (
+        "kept for ever, stored in /s"
+    )
+
+
 @pytest.mark.parametrize(
     ("offset", "text"),
     [(3, "; it goes on at 1:3"), (9, "; it goes on at 1:5, its end, and not at 9"), (5, "; it goes on at 1:5")],

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cluster.core.turn import Turn
-from pixiu.errors import InvalidArgument
+from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.v1 import topic_pb2 as pb
-from tests.topic.builders import Log
+from tests.topic.builders import PART, Log
 from topic import events as ev
 from topic.clients import listener
 from topic.clients.members import MAX_REPORTS, Members
@@ -160,3 +160,21 @@ def test_a_member_whose_login_is_over_has_left_though_it_does_not_read() -> None
         await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(play())
+
+
+async def test_a_member_keeps_what_it_is_to_get_while_the_object_store_is_away() -> None:
+    group, tasks, answers = Group(), list[asyncio.Task[None]](), iter([False, False, True])
+
+    class Reader:
+        async def load(self, part: int, offset: int) -> None:
+            if not next(answers):
+                raise Unavailable("503")
+
+    group.reader = Reader()  # type: ignore[attr-defined]
+    members = Members(group, turn(), lambda work: tasks.append(asyncio.create_task(work)))  # type: ignore[arg-type]
+    stream = members.open(Silent())
+    members.admit(stream)
+    stream.deliver(PART, [ev.Run(0, 3, 1)])
+    assert stream.give() is None
+    await asyncio.gather(*tasks)
+    assert group.events == [ev.Touched(stream.number, PART, range(3))] * 2

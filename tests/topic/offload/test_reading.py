@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -15,11 +17,12 @@ from pixiu.objects.manifest import StoredObject, folder_of
 from pixiu.objects.store import ObjectStore
 from tests.support.faulty_store import URL, faulty_store
 from tests.topic.builders import PART, TOPIC, Log
+from topic.mending import Mending
 from topic.offload.cut import cut
 from topic.offload.fetcher import Fetcher
 from topic.storage import reader as readers
 from topic.storage.reader import Reader
-from topic.storage.segment import Gap
+from topic.storage.segment import Gap, Stored
 
 FOLDER = folder_of(TOPIC, 1)
 BLOCKS = 30
@@ -176,3 +179,27 @@ def test_what_cannot_be_read_ends_an_object(tmp_path: Path) -> None:
     few = cut(log.files, segments, 0, 20, 1, 1, URL)
     assert few.object is not None
     assert (few.object.end, few.gap) == (2, None)
+
+
+class Mended:
+    """Takes what was found in place of a gap."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, list[int]]] = []
+
+    async def mend(self, part: int, blocks: Sequence[Stored]) -> bool:
+        self.found.append((part, [each.stamp.base for each in blocks]))
+        return True
+
+
+async def test_damaged_files_are_mended_from_the_store(away: Away) -> None:
+    """Nobody else is asked: other replicas need not have it any more."""
+    machine, log = Mended(), SimpleNamespace(error=lambda *_, **__: None, info=lambda *_, **__: None)
+    context: Any = SimpleNamespace(tls=None, log=log)
+    group: Any = SimpleNamespace(store=away.log.store, reader=away.reader)
+    mending = Mending(context, group, machine)  # type: ignore[arg-type]
+    mending.found(PART, Gap(12, 18))
+    await mending.look()
+    assert machine.found == [(PART, [12, 14, 16])]
+    assert (len(mending), mending.mended) == (0, 1)
+    await mending.close()
