@@ -89,7 +89,7 @@ async def test_while_the_store_is_away_writers_go_on_until_space_is_short(roles:
         while (result := await writer.write([BODY], number + 1)).verdict == pb.WRITE_STORED:
             number += 1
             if number > 28:
-                await asyncio.sleep(0.05)  # the look that finds out comes twice a second
+                await asyncio.sleep(0.05)  # what waits is not old enough yet
         assert result.refusal.code == "OVERLOADED"
         assert "wait for the object store" in result.refusal.text
         assert number > 25

@@ -76,7 +76,7 @@ class Offload:
         self._problems: dict[int, str] = {}
         """Part → why its last step failed."""
         self._dropped_at = 0.0
-        self._away = False
+        self._away = self._short = False
         self.uploads = self.uploaded_bytes = self.failures = 0
 
     # --- stores
@@ -127,6 +127,7 @@ class Offload:
         used = await asyncio.to_thread(_used, self._options.data_dir)  # the other threads may wait for the store
         local = sum(log.stored_bytes for log in store.logs.values())
         limit = self._options.local_mb << 20
+        self._short = plan.pressed(used, local, limit)
         if self._planner is not None and self._group.core.delivers:
             await self._flush_wanted()
             self._measure()
@@ -134,8 +135,8 @@ class Offload:
                 if part not in self._tasks and self._next(part) is not None:
                     task = self._tasks[part] = asyncio.create_task(self._work(part))
                     task.add_done_callback(partial(self._ended, part))
-        stored.hold = plan.hold(sum(size for size, _ in self._waiting.values()), used, local, limit)
-        await self._drop(short=plan.pressed(used, local, limit))
+        stored.hold = plan.hold(sum(size for size, _ in self._waiting.values()), self.oldest_s, used, local, limit)
+        await self._drop(short=self._short)
         self._report()
 
     async def _flush_wanted(self) -> None:
@@ -202,9 +203,10 @@ class Offload:
                 return None
             begin = max(part.stored, part.first)
             idle_s = max(0.0, time.time() - log.last_us / 1_000_000)
-            wanted = number in self._group.core.stored.parts
+            wanted = self._short or number in self._group.core.stored.parts
+            age_s = time.monotonic() - self._waiting[number][1] if number in self._waiting else 0.0
             skip = self._mending.given_up_at(number, begin)
-            view = plan.View(log.synced, log.bytes_from(begin), log.first, idle_s, wanted, skip)
+            view = plan.View(log.synced, log.bytes_from(begin), log.first, idle_s, wanted, age_s, skip)
         return self._planner.next(number, self.store_of(topic) if topic is not None else "", view, time.monotonic())
 
     async def _work(self, part: int) -> None:

@@ -24,6 +24,10 @@ FULL: Final = 0.9
 """Share of the file system from which on writers are held."""
 MAX_UNNAMED: Final = 8
 """Uploads until the next manifest while more wait."""
+MAX_IDLES: Final = 30
+"""Times `idle_s` after which a part that is never idle, nor full, is uploaded all the same."""
+HOLD_S: Final = 5.0
+"""Time for which the oldest block has waited from which on writers are held, if space is short."""
 MAX_REMOVED: Final = 1000
 """Objects that are removed together."""
 
@@ -49,7 +53,9 @@ class View(NamedTuple):
     idle_s: float
     """Time since the last block came."""
     wanted: bool
-    """A writer waits for the store."""
+    """A writer waits for the store, or space is short."""
+    age_s: float = 0.0
+    """Time for which the oldest block has waited."""
     skip: int = 0
     """Offset below which nothing can be read any more."""
 
@@ -140,7 +146,8 @@ class Planner:
             return False
         full = view.waiting_bytes >= self._limits.segment_bytes
         asked = view.wanted and now >= known.uploaded_at + self._limits.interval_s
-        return full or asked or part.sealed or view.idle_s >= self._limits.idle_s
+        idle = view.idle_s >= self._limits.idle_s or view.age_s >= MAX_IDLES * self._limits.idle_s
+        return full or asked or part.sealed or idle
 
     def _base(self, part: Part, view: View, store: str) -> int:
         """Choose where the next object begins. It takes the place of small ones before it, each no larger than what follows: so a
@@ -210,9 +217,10 @@ def expired(part: Part, before_us: int, max_bytes: int, local_bytes: int) -> int
     return keep
 
 
-def hold(waiting_bytes: int, used: float, local_bytes: int, limit_bytes: int) -> str:
-    """Why writers of topics with a store are held; empty: they are not. used: share of the file system; limit_bytes: 0, none."""
-    if not waiting_bytes or not pressed(used, local_bytes, limit_bytes):
+def hold(waiting_bytes: int, oldest_s: float, used: float, local_bytes: int, limit_bytes: int) -> str:
+    """Why writers of topics with a store are held; empty: they are not. oldest_s: time for which the oldest block has waited; used:
+    share of the file system; limit_bytes: 0, none."""
+    if not waiting_bytes or oldest_s < HOLD_S or not pressed(used, local_bytes, limit_bytes):
         return ""
     space = f"{local_bytes:,} bytes of topics" if limit_bytes and local_bytes >= limit_bytes else f"{used:.0%} of the disk"
     return f"{waiting_bytes:,} bytes wait for the object store, and {space} are used here; writes go on when it takes them"

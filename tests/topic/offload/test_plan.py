@@ -57,6 +57,8 @@ def test_a_part_is_uploaded_when_it_is_full_idle_sealed_or_asked_for() -> None:
     assert leader.next(view(idle_s=10.0)) == Upload(0, 40)
     assert leader.next(view(idle_s=10.0), store="") is None
     assert leader.next(view(0, idle_s=10.0)) is None
+    assert leader.next(view(idle_s=1.0, age_s=299.0)) is None
+    assert leader.next(view(idle_s=1.0, age_s=300.0)) == Upload(0, 40)  # somebody writes all the time, and little
     leader.planner.uploaded(PART, 5.0)
     assert leader.next(view(wanted=True), now=5.9) is None
     assert leader.next(view(wanted=True), now=6.0) == Upload(0, 40)
@@ -171,11 +173,12 @@ def test_retention_drops_whole_objects(before_us: int, most: int, first: int) ->
 
 
 def test_writers_are_held_only_while_something_waits_and_space_is_short() -> None:
-    assert hold(0, 0.95, 10, 0) == ""
-    assert hold(5, 0.89, 10, 0) == ""
-    assert "95%" in hold(5, 0.95, 10, 0)
-    assert "100 bytes of topics" in hold(5, 0.1, 100, 100)
-    assert hold(5, 0.1, 99, 100) == ""
+    assert hold(0, 9, 0.95, 10, 0) == ""
+    assert hold(5, 9, 0.89, 10, 0) == ""
+    assert "95%" in hold(5, 9, 0.95, 10, 0)
+    assert "100 bytes of topics" in hold(5, 9, 0.1, 100, 100)
+    assert hold(5, 9, 0.1, 99, 100) == ""
+    assert hold(5, 4.9, 0.95, 10, 0) == ""  # the store takes what it gets, and the disk is full of other things
 
 
 def test_a_topic_keeps_its_store() -> None:

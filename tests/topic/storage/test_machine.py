@@ -12,11 +12,13 @@ import pytest
 from cluster.replication.model import Entry
 from cluster.topics import entries as en
 from pixiu.errors import StateDamaged
+from pixiu.objects.manifest import StoredObject
 from tests.topic.builders import CHANNEL, PART, TOPIC, written
 from topic.mending import follows
 from topic.storage import folder as folders
 from topic.storage.machine import GAPS, Machine
 from topic.storage.segment import Gap, Stored
+from topic.storage.store import Flush, Gone
 
 
 class Driven:
@@ -103,6 +105,37 @@ async def test_a_snapshot_is_of_one_moment_while_entries_go_on(source: Driven, t
     await copy.machine.flush()
     assert copy.content()[1] == source.content()[1]
     await copy.machine.close()
+
+
+async def test_a_snapshot_leaves_out_what_the_object_store_has(
+    source: Driven, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is claimed after the moment of the snapshot is in it: its table does not know of it."""
+    await source.machine.snapshot(fresh(tmp_path / "first"))
+    source.write(5)
+    await source.machine.snapshot(fresh(tmp_path / "second"))
+    source.write(5)
+    claim = en.encode_objects(PART, [StoredObject(0, 80, 1, 0, 1, 1, 1, "memory://s")])
+    flush = source.machine.store.finish
+
+    def finish(done: Flush) -> Gone:
+        if done.stored == {PART: 0}:  # while the first flush was written
+            source.apply(en.UPLOADED, claim)
+        return flush(done)
+
+    monkeypatch.setattr(source.machine.store, "finish", finish)
+    early, late = fresh(tmp_path / "early"), fresh(tmp_path / "late")
+    await source.machine.snapshot(early)
+    await source.machine.snapshot(late)
+    names = [sorted(path.name for path in folder.rglob("*.seg")) for folder in (early, late)]
+    assert names == [[f"{base:015d}.seg" for base in (0, 80, 90)], [f"{base:015d}.seg" for base in (80, 90)]]
+    for number, snapshot in enumerate((early, late)):
+        await source.machine.check(snapshot)
+        copy = Driven(tmp_path / f"copy{number}")
+        await copy.machine.load(snapshot)
+        assert copy.machine.store.logs[PART].gaps == []
+        assert copy.machine.state.parts[PART].stored == (0, 80)[number]
+        await copy.machine.close()
 
 
 async def test_a_load_is_repeated_wherever_it_was_interrupted(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
+from cluster.topics import entries as en
+from pixiu.objects.manifest import StoredObject
 from tests.sim.power_cut.disk import Left
 from tests.sim.topics.disk import MemoryFiles
 from tests.topic.builders import PART, Log
@@ -51,7 +54,24 @@ def play(log: Log, rng: random.Random) -> None:
     log.store.flush()
 
 
-def whole(seed: int) -> tuple[Log, int]:
+def play_with_store(log: Log, rng: random.Random) -> None:
+    """The same, and objects of the store, whose files go."""
+    log.open_part()
+    position, part = 1, log.store.state.parts[PART]
+    for _ in range(20):
+        slots = [rng.randrange(65_536) for _ in range(rng.randint(1, 6))]
+        log.write(*slots, first=position, at_us=1000 * position)
+        position += len(slots)
+        if rng.random() < 0.4:
+            log.store.flush()
+            if rng.random() < 0.6 and (end := log.store.logs[PART].synced) > part.stored:
+                found = StoredObject(part.stored, end, 1, 0, 1, 1, 1, "memory://s")
+                log.apply(en.UPLOADED, en.encode_objects(PART, [found]))
+                log.store.local_firsts[PART] = end
+    log.store.flush()
+
+
+def whole(seed: int, play: Callable[[Log, random.Random], None] = play) -> tuple[Log, int]:
     log = Log(Fragile())
     play(log, random.Random(seed))
     return log, log.files.operations
@@ -79,6 +99,36 @@ def test_nothing_is_lost_and_nothing_is_twice(left: Left) -> None:
         after.store.flush()
         last = Log(after.files.cut(Left.NOTHING, rng), after.table)
         assert blocks(last.store.logs[PART]) == expected
+
+
+@pytest.mark.parametrize("left", Left)
+def test_what_is_no_longer_in_files_is_in_the_store(left: Left) -> None:
+    reference, operations = whole(3, play_with_store)
+    end = reference.store.logs[PART].end
+    assert 0 < reference.store.logs[PART].first <= reference.store.state.parts[PART].stored
+    for dark_at in range(1, operations, 2):
+        files = Fragile()
+        files.dark_at = dark_at
+        log = Log.__new__(Log)
+        try:
+            log.__init__(files)  # type: ignore[misc]
+            play_with_store(log, random.Random(3))
+        except Dark:
+            pass
+        after = Log(files.cut(left, random.Random(dark_at)), log.table)
+        part = after.store.state.parts.get(PART)
+        missing = after.store.logs[PART].gaps if part is not None else []
+        assert not missing, "before the journal is applied"
+        for entry in reference.entries[after.store.flushed :]:
+            after.store.apply([entry])
+        here, part = after.store.logs[PART], after.store.state.parts[PART]
+        assert all(part.object_at(offset) for offset in range(here.first))
+        assert part.objects == reference.store.state.parts[PART].objects
+        at = here.first
+        while at < end:
+            for each in here.read(at, 1 << 20):
+                assert isinstance(each, Stored), each
+                at = each.stamp.base + each.block.count
 
 
 def test_a_damaged_block_is_a_gap_and_the_rest_is_read() -> None:
