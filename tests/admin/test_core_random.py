@@ -39,7 +39,8 @@ def any_change(world: World) -> tuple[str, ev.Change]:
         return name, ev.CreateTopic(parts=draw.randrange(5), if_missing=draw.random() < 0.3, messages_per_s=draw.randrange(2))
     match draw.randrange(8):
         case 0:
-            return name, ev.AlterTopic(*(draw.randrange(3) for _ in range(4)))
+            first, second, third, fourth = (draw.randrange(3) for _ in range(4))
+            return name, ev.AlterTopic(first, second, third, fourth, draw.choice(("", "/store")))
         case 1:
             return name, ev.DeleteTopic(force=draw.random() < 0.7, now=draw.random() < 0.3)
         case 2:
