@@ -89,6 +89,20 @@ async def test_marked_messages_come_to_members_and_readers_that_ask_for_them(clu
                     assert (message.body, message.load_test) == (body, body == b"load")
                     assert await message.ack()
 
+        await px.topics.create("derived", parts=1)
+
+        async def hand_on(message: pixiu.ChannelMessage) -> None:
+            await px.durable_topic("derived").send(b"from " + message.body)
+
+        member = topic.channel("handled", load_test="pass")
+        handling = asyncio.create_task(member.run(hand_on))
+        derived: list[tuple[LoadTest, bytes]] = [("only", b"from load"), ("block", b"from real")]
+        for load_test, body in derived:
+            async with px.durable_topic("derived").reader(load_test=load_test) as reader:
+                assert (await anext(reader)).body == body
+        await member.close()
+        await handling
+
 
 async def test_the_last_message_of_a_key_is_found_through_resizes_and_a_new_leader(cluster: LocalCluster) -> None:
     async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target) as px:
