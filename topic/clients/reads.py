@@ -21,6 +21,8 @@ from topic.storage.segment import Gap
 MAX_BYTES: Final = 1 << 20
 """Bytes of blocks in one reply; one block may have more."""
 MAX_WAIT_MS: Final = 30_000
+PATIENT_S: Final = 2.0
+"""Time for which a read that does not wait for new messages waits for the topic's rate, seconds."""
 MAX_PACED_S: Final = 5.0
 """Longest time after which a reader is asked to come back: the rate may have been raised."""
 MAX_WAITING: Final = 10_000
@@ -123,15 +125,15 @@ class Reads:
         return True
 
     async def _paced(self, part: Part, offset: int, limit: int, deadline: float) -> tuple[list[bytes], int, Gap | None]:
-        """Collect by the topic's rate: nothing if that has to wait for longer than the caller waits. One that does not wait is
-        refused, with the time after which to come back."""
+        """Collect by the topic's rate: nothing if that has to wait for longer than the caller waits. One that does not wait does so
+        for `PATIENT_S`, or is refused with the time after which to come back."""
         loop, paces = asyncio.get_running_loop(), self._group.core.paces
+        until = max(deadline, loop.time() + PATIENT_S)
         while offset < part.end and (wait_s := paces.wait_s(part, time.monotonic())):
-            left_s = deadline - loop.time()
-            if left_s <= 0:
-                text = f"part {number_of(part.part)} has given what the topic's read rate allows; try again in {wait_s:.3f} s"
-                raise Overloaded(text, math.ceil(min(wait_s, MAX_PACED_S) * 1000))
-            if self.stopping or wait_s > left_s:
+            if self.stopping or wait_s > until - loop.time():
+                if (left_s := deadline - loop.time()) <= 0:
+                    text = f"part {number_of(part.part)} has given what the topic's read rate allows; try again in {wait_s:.3f} s"
+                    raise Overloaded(text, math.ceil(min(wait_s, MAX_PACED_S) * 1000))
                 await asyncio.sleep(0 if self.stopping else left_s)
                 return [], offset, None
             await asyncio.sleep(wait_s)
