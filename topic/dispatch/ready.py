@@ -26,7 +26,7 @@ nobody takes holds up the rest in the end."""
 MAX_DELAYED: Final = 12_000_000
 """Ranges of messages that are not due, in an index of 12 bytes each. Policy: as of `MAX_AHEAD`; more that come again are kept, as
 the state has them anyway."""
-READ: Final = 512
+READ: Final = 4096
 """Messages that are looked at together."""
 LOOKED: Final = 8192
 """Messages that are looked at in one turn, at most. Policy: the next ones in the next turn."""
