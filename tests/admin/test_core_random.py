@@ -40,7 +40,7 @@ def any_change(world: World) -> tuple[str, ev.Change]:
     match draw.randrange(8):
         case 0:
             first, second, third, fourth = (draw.randrange(3) for _ in range(4))
-            return name, ev.AlterTopic(first, second, third, fourth, draw.choice(("", "/store")))
+            return name, ev.AlterTopic(first, second, third, fourth, store=draw.choice(("", "/store")))
         case 1:
             return name, ev.DeleteTopic(force=draw.random() < 0.7, now=draw.random() < 0.3)
         case 2:
