@@ -141,7 +141,9 @@ async def scale(arguments: argparse.Namespace, folder: Path, findings: Any) -> N
             began = time.monotonic()
             for first in range(0, arguments.channels, AT_ONCE):
                 names = [f"channel-{number}" for number in range(first, min(first + AT_ONCE, arguments.channels))]
-                await asyncio.gather(*(px.topics.set_channel("wide", name) for name in names))
+                await asyncio.gather(*(_made(px, name) for name in names))
+                if first % 100 == 0:
+                    say(f"{first + AT_ONCE} channels")
             figures["channels s"] = round(time.monotonic() - began, 1)
             figures["MB, parts and channels"] = round(memory_mb(pid))
             say(f"{figures}")
@@ -163,6 +165,16 @@ async def scale(arguments: argparse.Namespace, folder: Path, findings: Any) -> N
             figures["CPU s of its start"] = round(cpu_s(pid), 1)
             figures["MB, started again"] = round(memory_mb(pid))
     findings.figures["scale"] = figures
+
+
+async def _made(px: pixiu.Client, channel: str) -> None:
+    """Make a channel, however long it takes."""
+    while True:
+        try:
+            await px.topics.set_channel("wide", channel)
+        except pixiu.OutcomeUnknown:
+            continue
+        return
 
 
 async def delays(arguments: argparse.Namespace, folder: Path, findings: Any) -> None:
