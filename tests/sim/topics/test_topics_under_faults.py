@@ -20,7 +20,7 @@ ENOUGH = {
     "stored": 1000, "given": 3000, "given again": 120, "acknowledgements confirmed": 2800, "opened": 14, "followed": 7,
     "promotions": 45, "kills": 40, "power cuts": 50, "snapshots": 40, "holes": 170, "sealed": 8, "flushes without space": 5,
     "members left": 40, "never answered": 40,
-    "dead letters": 6, "answered early": 90, "members ended": 300, "parts finished": 120, "seeks": 4, "resent": 1, "deleted": 1,
+    "dead letters": 6, "answered early": 40, "members ended": 300, "parts finished": 120, "seeks": 2, "resent": 1, "deleted": 1,
 }  # fmt: skip
 """What the first 12 runs must have had at least; about half of what was counted when this was written."""
 
