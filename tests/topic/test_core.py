@@ -585,6 +585,34 @@ def test_resent_dead_letters_are_delivered_as_if_for_the_first_time(ordered: boo
     assert leader.core.describe(CHANNEL)[0].unacknowledged == 0
 
 
+GONE = {
+    "trimmed": (en.TRIM, en.encode_trim(PART, 10)),
+    "lost": (en.LOST, en.encode_lost(PART, 0, 10)),
+    "superseded": (en.COMPACT, en.Compaction(PART, [(0, 1)]).encode()),
+}
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("gone", GONE)
+def test_resent_dead_letters_that_go_before_anybody_has_room_hold_up_no_others(ordered: bool, gone: str) -> None:
+    leader = Leader()
+    leader.log.channel(ordered=ordered, max_attempts=1)
+    for number in range(3):
+        leader.log.write(*range(10), first=1 + 10 * number)
+        leader.log.store.flush()
+        leader.log.store.logs[PART].roll()
+    leader.log.settle((1, 20), (21, 29), dead=[en.Dead(0, 1, 1), en.Dead(20, 1, 1)])
+    leader.lead()
+    assert given(leader.step(joined(credit=1))) == [(9, [(29, 30, 1)])]
+    leader.step(ev.Requested(7, en.RESEND, en.encode_resend(CHANNEL, PART)))
+    leader.commit()
+    leader.step(ev.Requested(8, *GONE[gone]))
+    leader.commit()
+    leader.log.store.flush()
+    leader.log.store.cache.drop(PART)
+    assert given(leader.step(ev.Credited(9, 10))) == [(9, [(20, 21, 1)])]
+
+
 def test_members_learn_which_parts_are_finished() -> None:
     leader = Leader()
     leader.log.channel(ordered=True)

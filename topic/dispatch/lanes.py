@@ -222,6 +222,7 @@ class Lanes:
             for offset in gone:
                 lane.waiting.remove(offset)
                 self._forget(offset)
+        self._resent = [offset for offset in self._resent if self._progress.is_open(offset)]
 
     def _forget(self, offset: int) -> None:
         self._slot_of.pop(offset, None)
