@@ -260,7 +260,7 @@ class Core:
     def _check_store(self, block: Block, level: Level) -> None:
         topic = self._state.topics.get(block.topic)
         if topic is not None:
-            self.stored.check(level, topic.name, self._parts.store_of(topic))
+            self.stored.check(level, topic, self._parts.store_of(topic))
 
     def _refusal(self, stream: int, request: int, refusal: Refusal) -> ev.WriteReply:
         return ev.WriteReply(stream, request, self._triple(), refusal=refusal)
@@ -499,12 +499,21 @@ class Core:
                 channels.grew(part)
                 channels.sealed(part, out)
                 out += self.stored.reached(part)
+            case en.TOPIC:
+                self._leave_store(en.TopicSettings.decode(payload).topic, out)
             case en.UPLOADED:
                 out += self.stored.reached(en.decode_objects(payload)[0])
             case en.DROP:
                 out += self.stored.reached(en.decode_drop(payload))
         if work.kind in ENDING:
             self._writes.ending(-1)
+
+    def _leave_store(self, number: int, out: list[ev.Effect]) -> None:
+        """A topic has other settings: nobody waits for a store that it has no longer."""
+        topic = self._state.topics.get(number)
+        if topic is not None and not self._parts.store_of(topic):
+            gone = Refusal.of(OutcomeUnknown(f"the topic {topic.name} has no object store any more; send it again"))
+            out += [self._refusal(reply.stream, reply.request, gone) for reply in self.stored.leave(number)]
 
     def _request_refused(self, work: _Request, refusal: Refusal, now: float, out: list[ev.Effect]) -> None:
         if work.request >= 0:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Final
 
+from cluster.topics.entries import TopicSettings, topic_of
 from pixiu.errors import InvalidArgument, Overloaded
 from pixiu.wire.levels import Level
 from topic.events import WriteReply
@@ -38,12 +39,10 @@ class Stored:
         """Parts for which somebody waits."""
         return self._waiting.keys()
 
-    def check(self, level: Level, topic: str, store: str) -> None:
+    def check(self, level: Level, topic: TopicSettings, store: str) -> None:
         """Check a block of a topic with a store, empty: without one. Raises InvalidArgument, Overloaded."""
         if level is Level.STORED and not store:
-            raise InvalidArgument(
-                f"the topic {topic} has no object store, which level stored needs: `pixiu topic alter {topic} --store URL`"
-            )
+            raise InvalidArgument(f"the topic {topic.name} has no object store, which level stored needs: {_instead(topic)}")
         if self.hold and store:
             raise Overloaded(self.hold, HOLD_RETRY_MS)
 
@@ -70,8 +69,13 @@ class Stored:
             self._waiting.pop(number, None)
         return found
 
-    def leave(self) -> list[WriteReply]:
-        """Take all answers: nobody is to wait any more."""
-        found = [reply for waiting in self._waiting.values() for _, reply in waiting]
-        self._waiting.clear()
-        return found
+    def leave(self, topic: int = -1) -> list[WriteReply]:
+        """Take all answers, or those of a topic: nobody is to wait any more."""
+        numbers = [number for number in self._waiting if topic in (-1, topic_of(number))]
+        return [reply for number in numbers for _, reply in self._waiting.pop(number)]
+
+
+def _instead(topic: TopicSettings) -> str:
+    if topic.compact:
+        return "it is compacted, and objects never change; level replicated is the highest here"
+    return f"`pixiu topic alter {topic.name} --store URL`"

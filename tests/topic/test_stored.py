@@ -10,7 +10,7 @@ from cluster.topics import entries as en
 from pixiu.errors import OutcomeUnknown, Refusal
 from pixiu.objects.manifest import StoredObject
 from pixiu.wire.levels import Level
-from tests.topic.builders import PART, written
+from tests.topic.builders import PART, TOPIC, written
 from tests.topic.test_core import Leader
 from topic import events as ev
 from topic.state.parts import Verdict
@@ -96,6 +96,30 @@ def test_without_a_store_the_level_is_refused() -> None:
     assert reply.refusal is not None
     assert reply.refusal.code == "INVALID_ARGUMENT"
     assert "--store" in reply.refusal.text
+
+
+def test_a_compacted_topic_is_not_told_to_take_a_store() -> None:
+    leader = leading()
+    leader.log.topic(store="", compact=60)
+    (reply,) = write(leader, 1, 1)
+    assert isinstance(reply, ev.WriteReply)
+    assert reply.refusal is not None
+    assert "it is compacted" in reply.refusal.text
+    assert "--store" not in reply.refusal.text
+
+
+def test_nobody_waits_for_a_store_that_the_topic_has_no_longer() -> None:
+    leader = leading()
+    write(leader, 1, 1)
+    leader.commit()
+    settings = leader.log.store.state.topics[TOPIC]
+    leader.step(ev.Requested(8, en.TOPIC, settings._replace(retention_s=5).encode()))
+    assert answers(leader.commit()) == []
+    leader.step(ev.Requested(8, en.TOPIC, settings._replace(store="").encode()))
+    (reply,) = [each for each in leader.commit() if isinstance(each, ev.WriteReply)]
+    assert reply.refusal is not None
+    assert (reply.request, reply.refusal.code) == (1, OutcomeUnknown.code)
+    assert not leader.core.stored.parts
 
 
 def test_only_topics_with_a_store_are_held_for_space_and_told_when_to_come_back() -> None:

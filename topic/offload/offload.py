@@ -122,7 +122,8 @@ class Offload:
         store, stored = self._group.store, self._group.core.stored
         if not (store.state.garbage or self._options.store or any(topic.store for topic in store.state.topics.values())):
             stored.hold = ""
-            await self._drop(short=False)  # a topic may have had a store
+            self._waiting.clear()  # a topic may have had a store
+            await self._drop(short=False)
             return
         used = await asyncio.to_thread(_used, self._options.data_dir)  # the other threads may wait for the store
         local = sum(log.stored_bytes for log in store.logs.values())
