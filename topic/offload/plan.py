@@ -207,10 +207,10 @@ def droppable(part: Part, before_us: int) -> int:
 
 def expired(part: Part, before_us: int, max_bytes: int, local_bytes: int) -> int:
     """The offset below which retention may drop objects: those of which the last block is older than a time, and the oldest ones
-    while the part has more bytes than allowed. local_bytes: of what is not in the store."""
+    while the part has more bytes than allowed, but the newest messages stay. local_bytes: of what is not in the store."""
     left, keep = sum(each.size for each in part.objects) + local_bytes, part.first
     for each in part.objects:
-        if each.last_us >= before_us and left <= max_bytes:
+        if each.last_us >= before_us and (left <= max_bytes or left == each.size):
             break
         left -= each.size
         keep = each.end

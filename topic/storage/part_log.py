@@ -351,16 +351,21 @@ class PartLog:
         """The lowest offset of the segment that holds an offset, or of the last segment: those before it may go."""
         return max((segment.base for segment in self.segments if segment.base <= offset), default=0)
 
-    def expired(self, before_us: int, max_bytes: int) -> int:
+    def expired(self, before_us: int, max_bytes: int, *, sealed: bool = False) -> int:
         """The offset below which retention may drop everything: whole segments of which the last block is older than a time, and
-        the oldest ones while there are more bytes than allowed. May be called in a thread."""
-        left, keep = self.stored_bytes, self.first
-        for segment, behind in pairwise(list(self.segments)):
+        the oldest ones while there are more bytes than allowed. The last one stays, unless it is as old and the part is sealed.
+        May be called in a thread."""
+        left, keep, segments = self.stored_bytes, self.first, list(self.segments)
+        for segment, behind in pairwise(segments):
             segment.survey(self._files)
             if segment.last_us >= before_us and left <= max_bytes:
-                break
+                return keep
             left -= segment.size
             keep = behind.base
+        if sealed and segments and not self._tail:
+            segments[-1].survey(self._files)
+            if segments[-1].last_us < before_us:
+                return self.end
         return keep
 
 

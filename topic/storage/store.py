@@ -163,6 +163,8 @@ class Store:
 
     def trim(self, part: int, first: int) -> None:
         """See `Blocks`. Segments go at the next flush, when the table has the new beginning."""
+        if self.compacting.of(part):
+            self.compacting.forget(part, 0, first)
 
     def compact(self, part: int, ranges: list[tuple[int, int]], digests: Sequence[bytes]) -> None:
         """See `Blocks`. Files are copied without them after the next flush."""
