@@ -331,11 +331,7 @@ class Core(EventTable[ev.Effect]):
                 if flags & Flag.TRACED and channel is not None:
                     self.traces.take(channel, record)
             if channel is None:
-                self.counters.without_members += 1
-                if kind != room:
-                    self.users.missing(key)
-                elif key < TOPIC_ROOM or not self.index.spans_all:
-                    self.rooms.missing(key)
+                self._without_members(kind, key)
                 continue
             if (record[LIFETIME_AT] or record[LIFETIME_HIGH_AT]) and has_expired(record, 0, self._unix_ms()):
                 self.counters.expired += 1
@@ -352,6 +348,21 @@ class Core(EventTable[ev.Effect]):
                 channel.pending_records.append(record)
             if channel.others:
                 self.fan_out.queue_others(channel, record, body)
+
+    def _without_members(self, kind: int, key: int) -> None:
+        self.counters.without_members += 1
+        if kind != ROOM:
+            self.users.missing(key)
+        elif key < TOPIC_ROOM or not self.index.spans_all:
+            self.rooms.missing(key)
+
+    def _queue_load_test(self, channel: Channel, record: bytes) -> None:
+        """Queue a message of a load test: clients of MQTT cannot say whether they want it, and do not get it."""
+        if channel.packets or channel.others:
+            self.counters.load_test_blocked += 1
+        if channel.records:
+            self.fan_out.dirty[channel] = None
+            channel.pending_records.append(record)
 
     def _take_shared(self, broker: EndpointID, record: bytes) -> bytes | None:
         """Give a message to the groups that a broker names. Returns the record if it is for the others here, too."""

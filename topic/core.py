@@ -27,6 +27,7 @@ from pixiu.wire import filters
 from pixiu.wire.block import Block, Stamp
 from pixiu.wire.levels import Level, Triple
 from topic import events as ev
+from topic.clock import LogClock
 from topic.dispatch.channels import Channels
 from topic.dispatch.dispatcher import Dispatcher
 from topic.dispatch.flights import Pending
@@ -44,9 +45,6 @@ ASK_AGAIN_S: Final = 1.0
 """Longest interval at which the leaders of parents are asked again."""
 ASK_SOON_S: Final = 0.02
 """Delay of the first question after a part was opened; it doubles up to `ASK_AGAIN_S`."""
-CLOCK_AHEAD_US: Final = 2_000_000
-CLOCK_KEPT_S: Final = 60.0
-"""An entry's clock counts for so long while no later one is ahead of it, or behind it by more than a commit takes."""
 ENDING: Final = frozenset({en.SEAL, en.TOPIC, en.DROP})
 """Entries after which parts may take no blocks."""
 LEASE_AGAIN_S: Final = 0.05
@@ -151,10 +149,7 @@ class Core:
         self.paces = Paces(state)
         """Rates at which the parts are read."""
         self._channels = Channels(state, self.dispatcher)
-        self._clock_at = 0, 0.0
-        """The log's clock, and the same moment, monotonic seconds."""
-        self._now = 0.0
-        """Of the last step."""
+        self._clock = LogClock(state)
         self._lease_at = NEVER
         self._grown: dict[int, None] = {}
         """Parts that have more messages."""
@@ -188,7 +183,7 @@ class Core:
 
     def step(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Handle one event; `now` is monotonic seconds. Returns effects, in order."""
-        self._now = now
+        self._clock.now = now
         return self._events.step(event, now)
 
     def next_deadline(self) -> float:
@@ -201,15 +196,7 @@ class Core:
 
     def clock(self, now: float) -> int:
         """The log's clock at a time, Unix µs, as far as its entries tell."""
-        clock_us, at = self._clock_at
-        return clock_us + int((now - at) * 1_000_000)
-
-    def _set_clock(self, now: float) -> None:
-        """An entry is older than this moment by what its commit took. So that of the fastest commit says best what time it is."""
-        clock_us, (kept_us, at) = self._state.clock_us, self._clock_at
-        ahead = self.clock(now) - clock_us
-        if not kept_us or not 0 <= ahead <= CLOCK_AHEAD_US or now - at > CLOCK_KEPT_S:
-            self._clock_at = clock_us, now
+        return self._clock.at(now)
 
     def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
         """The dispatcher of a channel."""
@@ -218,7 +205,7 @@ class Core:
     def finished(self, channel: int, part: int) -> bool:
         """The answer to another leader's `AskParent`: True if a channel has finished a part and all before it. Stays true, unless
         the channel is moved by a SEEK."""
-        return self._channels.finished(channel, part, self._now)
+        return self._channels.finished(channel, part, self._clock.now)
 
     def describe(self, channel: int) -> list[ev.ChannelView]:
         """A channel in each part that is here, by number. Of members only a leader knows."""
@@ -428,7 +415,7 @@ class Core:
             counter, work = logged.popleft()
             answer = event.values[counter - event.first]
             self._applied(work, answer, counter, event.copies, now, out)
-        self._set_clock(now)
+        self._clock.committed(now)
         if self.delivers:
             self._channels.look(now, out)
         for part in self._grown:

@@ -310,7 +310,7 @@ class Client:
 
         `load_test`: "block": messages of load tests do not come; "pass": they do; "only": nothing else does.
         `chat` adds messages to the client's own user (`connect(…, uin=7)`); they have `message.user` set.
-        Topics that no room carries are refused at once; so are filters with wildcards, which are not served yet.
+        Topics that no room carries are refused at once; so are filters with wildcards, which clients of MQTT alone have.
         `async with px.subscribe(…) as sub` has joined everything when the block begins, and leaves at its end. Otherwise the first
         iteration connects, and closing the client closes the subscription. See `Subscription`.
         Source: README.md; docs/routing.md.

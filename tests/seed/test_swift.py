@@ -44,7 +44,6 @@ ROWS: Rows = {
     "W5": Row(
         "client and server make it reliable together",
         (
-            "sim/topics/sdk_writer::everything_confirmed_is_stored_once_and_in_order",
             "sim/topics/topics_under_faults::everything_confirmed_is_read_once_and_in_order",
             "e2e/durable_topics::a_leader_that_is_killed_loses_nothing_and_repeats_no_acknowledged_message",
         ),
@@ -137,7 +136,7 @@ ROWS: Rows = {
             "pixiu/client/topics/writer_core::everything_is_stored_once_and_in_the_order_of_its_slot",
             "pixiu/client/topics/writer_core::what_was_confirmed_at_a_lower_level_and_lost_does_not_hold_up_what_follows",
             "topic/core::a_repeated_block_is_answered_with_its_offset",
-            "sim/topics/sdk_writer::everything_confirmed_is_stored_once_and_in_order",
+            "sim/topics/topics_under_faults::everything_confirmed_is_read_once_and_in_order",
         ),
     ),
     "W16": Row(
