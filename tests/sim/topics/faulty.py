@@ -133,7 +133,7 @@ class Hurries(Core):
     """A message is given before its time."""
 
     def dispatcher(self, settings: en.ChannelSettings) -> Dispatcher:
-        return Dispatcher(settings, self._state, self._parts.blocks, lambda now: self.clock(now) + 1_000_000)
+        return Dispatcher(settings, self._state, self._parts.blocks, lambda now: self.clock(now) + 1_000_000, self.paces)
 
 
 class TrimsBeforeSync(Store):
