@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from admin import events as ev
 from admin.placement import Places
 from pixiu.discovery import topics as tp
-from pixiu.discovery.topics import Numbers, PartState, TopicChannel, TopicNode, TopicPart
+from pixiu.discovery.topics import Numbers, PartState, TopicChannel, TopicNode, TopicPart, TopicSettings
 from pixiu.errors import InvalidArgument, LimitError, TopicExists, TopicInUse, UnknownTopic
 from pixiu.ids import MAX_ID
 from pixiu.objects.manifest import check_url
@@ -70,7 +70,7 @@ def created(name: str, node: TopicNode | None, change: ev.CreateTopic, cluster: 
     return altered(made, ev.AlterTopic(**_settings(change)), version=1)
 
 
-def _settings(found: TopicNode | ev.CreateTopic | ev.AlterTopic) -> dict[str, Any]:
+def _settings(found: TopicSettings) -> dict[str, Any]:
     return {name: getattr(found, name) for name in tp.SETTINGS}
 
 

@@ -17,34 +17,23 @@ from typing import NamedTuple
 from admin.balance import Move
 from cluster.core.contract import Tick
 from cluster.topics.entries import KnownWriter
-from pixiu.discovery.topics import Numbers, TopicNode
+from pixiu.discovery.topics import Numbers, TopicNode, TopicSettings
 from pixiu.errors import Refusal
 
 # --- what clients ask for
 
 
-@dataclass(frozen=True, slots=True)
-class CreateTopic:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopic(TopicSettings):
     """Make a topic. `parts` 0: one for each group."""
 
     parts: int = 0
-    retention_s: int = 0
-    retention_bytes: int = 0
     if_missing: bool = False
-    messages_per_s: int = 0
-    bytes_per_s: int = 0
-    store: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AlterTopic:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterTopic(TopicSettings):
     """Change a topic's settings."""
-
-    retention_s: int
-    retention_bytes: int
-    messages_per_s: int = 0
-    bytes_per_s: int = 0
-    store: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Final
 
@@ -42,9 +42,6 @@ DEFAULT_TIMEOUT_MS: Final = 60_000
 MAX_NUMBER: Final = (1 << 32) - 1
 """The last number of a topic, a channel or a part."""
 MAX_COUNTER_BYTES: Final = 1_024
-
-SETTINGS: Final = ("retention_s", "retention_bytes", "messages_per_s", "bytes_per_s", "store")
-"""A topic's settings: fields of the same names in its node, its TOPIC entry and `pixiu.v1.TopicSettings`."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
 
@@ -107,8 +104,35 @@ class TopicChannel:
     """True until all groups have forgotten it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSettings:
+    """A topic's settings: fields of the same names in its TOPIC entry and in `pixiu.v1.TopicSettings`."""
+
+    retention_s: int = 0
+    """Age after which messages may be dropped, seconds; 0: never."""
+    retention_bytes: int = 0
+    """Bytes of a part above which its oldest segments may be dropped; 0: no limit."""
+    messages_per_s: int = 0
+    """Messages that the topic takes in a second; 0: no limit."""
+    bytes_per_s: int = 0
+    """Bytes of blocks that the topic takes in a second; 0: no limit."""
+    read_messages_per_s: int = 0
+    """Messages that the topic gives in a second, to all members and readers; 0: no limit."""
+    read_bytes_per_s: int = 0
+    """Bytes of messages that the topic gives in a second; 0: no limit."""
+    retain_acknowledged: int = 0
+    """1: what all channels have acknowledged may be dropped."""
+    compact: int = 0
+    """Seconds for which a tombstone is kept; the last message of each key stays. 0: the topic is not compacted."""
+    store: str = ""
+    """Folder or URL where closed segments go; empty: as the groups' option says."""
+
+
+SETTINGS: Final = tuple(each.name for each in fields(TopicSettings))
+
+
 @dataclass(frozen=True, slots=True)
-class TopicNode:
+class TopicNode(TopicSettings):
     """All that the registry knows of a topic. Source: docs/topics.md."""
 
     name: str
@@ -119,16 +143,6 @@ class TopicNode:
     parts: tuple[TopicPart, ...]
     """By number."""
     channels: tuple[TopicChannel, ...] = ()
-    retention_s: int = 0
-    """Age after which messages may be dropped, seconds; 0: never."""
-    retention_bytes: int = 0
-    """Bytes of a part above which its oldest segments may be dropped; 0: no limit."""
-    messages_per_s: int = 0
-    """Messages that the topic takes in a second; 0: no limit."""
-    bytes_per_s: int = 0
-    """Bytes of blocks that the topic takes in a second; 0: no limit."""
-    store: str = ""
-    """Folder or URL where closed segments go; empty: as the groups' option says."""
     deleted_at_ms: int = 0
     """Time of its deletion, Unix milliseconds; 0: it is not deleted."""
     purge_at_ms: int = 0
@@ -137,10 +151,6 @@ class TopicNode:
     """True if its messages are being removed: it cannot be restored any more."""
     settled: int = 0
     """The version that all groups have confirmed."""
-    retain_acknowledged: int = 0
-    """1: what all channels have acknowledged may be dropped."""
-    compact: int = 0
-    """Seconds for which a tombstone is kept; the last message of each key stays. 0: the topic is not compacted."""
     _by_number: dict[int, TopicPart] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ NAMES = ("orders", "events", "logs")
 def any_resize(world: World, node: TopicNode) -> ev.Change:
     parts = sorted((part for part in node.parts if part.state is PartState.OPEN), key=lambda part: part.low)
     if not parts:
-        return ev.AlterTopic(0, 0)
+        return ev.AlterTopic()
     at = world.random.randrange(len(parts))
     first = parts[at]
     match world.random.randrange(3):
@@ -39,8 +39,8 @@ def any_change(world: World) -> tuple[str, ev.Change]:
         return name, ev.CreateTopic(parts=draw.randrange(5), if_missing=draw.random() < 0.3, messages_per_s=draw.randrange(2))
     match draw.randrange(8):
         case 0:
-            first, second, third, fourth = (draw.randrange(3) for _ in range(4))
-            return name, ev.AlterTopic(first, second, third, fourth, store=draw.choice(("", "/store")))
+            some = {key: draw.randrange(3) for key in ("retention_s", "retention_bytes", "messages_per_s", "bytes_per_s")}
+            return name, ev.AlterTopic(**some, store=draw.choice(("", "/store")))
         case 1:
             return name, ev.DeleteTopic(force=draw.random() < 0.7, now=draw.random() < 0.3)
         case 2:

@@ -64,14 +64,16 @@ def topic_map(found: topic_pb2.TopicDescription) -> TopicMap:
         lineage,
         {each.group: tuple(each.addresses) for each in found.groups},
         {each.name: channel_info(each) for each in found.channels},
-        settings.retention_s,
-        settings.retention_bytes,
-        settings.messages_per_s,
-        settings.bytes_per_s,
-        settings.retain_acknowledged,
-        settings.compact,
         found.deleted_at_ms,
-        settings.store,
+        retention_s=settings.retention_s,
+        retention_bytes=settings.retention_bytes,
+        messages_per_s=settings.messages_per_s,
+        bytes_per_s=settings.bytes_per_s,
+        read_messages_per_s=settings.read_messages_per_s,
+        read_bytes_per_s=settings.read_bytes_per_s,
+        retain_acknowledged=settings.retain_acknowledged,
+        compact_s=settings.compact,
+        store=settings.store,
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from math import ceil
 from typing import Any, Final, Literal, NamedTuple
@@ -23,7 +23,7 @@ from pixiu.client.topics.described import topic_map
 from pixiu.client.topics.drafts import check_count, check_name, micros_of
 from pixiu.client.topics.reading.received import Origin, TopicMessage, spans
 from pixiu.client.topics.surroundings import TopicContext, ask_leader
-from pixiu.client.topics.topic_map import ChannelInfo, TopicMap
+from pixiu.client.topics.topic_map import ChannelInfo, DescribedSettings, TopicMap
 from pixiu.errors import InvalidArgument
 from pixiu.objects.manifest import check_url
 from pixiu.placement.slots import SLOTS, Part
@@ -39,7 +39,7 @@ Filter = str | Mapping[str, Any] | Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class TopicInfo:
+class TopicInfo(DescribedSettings):
     """A topic as described."""
 
     name: str
@@ -49,18 +49,8 @@ class TopicInfo:
     parts: tuple[Part, ...]
     """By number; sealed ones are kept until retention drops them."""
     channels: Mapping[str, ChannelInfo]
-    retention_s: int
-    """Age after which messages may be dropped, seconds; 0: never."""
-    retention_bytes: int
-    """Size of a part above which its oldest messages may be dropped; 0: no limit."""
     deleted_at_ms: int
     """Unix ms; 0: it is not deleted."""
-    messages_per_s: int = 0
-    """Messages that it takes in a second, from all writers together; 0: no limit."""
-    bytes_per_s: int = 0
-    """Bytes that it takes in a second; 0: no limit."""
-    store: str = ""
-    """Folder or URL where its closed segments go; empty: as the servers are configured."""
 
     @property
     def open_parts(self) -> tuple[Part, ...]:
@@ -358,10 +348,10 @@ def filter_of(filter: Filter) -> str:
 
 def info_of(topic: TopicMap) -> TopicInfo:
     """The description that users get."""
+    settings = {each.name: getattr(topic, each.name) for each in fields(DescribedSettings)}
     return TopicInfo(
-        topic.name, topic.id, topic.version, tuple(topic.lineage.parts.values()), topic.channels, topic.retention_s,
-        topic.retention_bytes, topic.deleted_at_ms, topic.messages_per_s, topic.bytes_per_s, topic.store,
-    )  # fmt: skip
+        topic.name, topic.id, topic.version, tuple(topic.lineage.parts.values()), topic.channels, topic.deleted_at_ms, **settings
+    )
 
 
 def _channel_part(found: topic_pb2.ChannelPart) -> ChannelPartInfo:

@@ -28,17 +28,10 @@ class ChannelInfo(NamedTuple):
     """JSON; empty: none."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicMap:
-    """One version of a topic's description."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedSettings:
+    """A topic's settings, as a client knows them."""
 
-    name: str
-    id: int
-    version: int
-    lineage: Lineage = field(compare=False)
-    groups: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """Group → client addresses of its replicas, the leader first if it is known."""
-    channels: Mapping[str, ChannelInfo] = field(default_factory=dict)
     retention_s: int = 0
     """Age after which messages may be dropped, seconds; 0: never."""
     retention_bytes: int = 0
@@ -51,10 +44,23 @@ class TopicMap:
     """True: what all channels have acknowledged may be dropped."""
     compact_s: int = 0
     """Seconds for which a tombstone is kept; 0: the topic is not compacted."""
-    deleted_at_ms: int = 0
-    """Unix ms; 0: it is not deleted."""
     store: str = ""
     """Folder or URL where its closed segments go; empty: as the servers are configured."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMap(DescribedSettings):
+    """One version of a topic's description."""
+
+    name: str
+    id: int
+    version: int
+    lineage: Lineage = field(compare=False)
+    groups: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Group → client addresses of its replicas, the leader first if it is known."""
+    channels: Mapping[str, ChannelInfo] = field(default_factory=dict)
+    deleted_at_ms: int = 0
+    """Unix ms; 0: it is not deleted."""
 
     def replaces(self, other: TopicMap) -> bool:
         """True if the other topic is gone: this one was deleted, or has only the same name."""
