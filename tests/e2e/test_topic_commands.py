@@ -125,6 +125,10 @@ async def test_a_topic_from_its_making_to_its_removal(roles: Roles, tmp_path: Pa
     assert (code, "create another topic" in errors) == (2, True), errors
     code, _, errors = await pixiu.run("channel", "set", "profiles", "c", "--filter", "key = 1")
     assert (code, "column 5" in errors) == (2, True), errors
+    code, _, errors = await pixiu.run("alter", "profiles", "--store", str(store))
+    assert (code, "choose one of them" in errors) == (2, True), errors
+    code, _, errors = await pixiu.run("write", "profiles", "--level", "stored", given="x\n")
+    assert (code, "it is compacted" in errors) == (2, True), errors
     await pixiu.json("delete", "profiles", "--now", "--yes")
 
     await pixiu.json("delete", "orders", "--yes")

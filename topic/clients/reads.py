@@ -9,9 +9,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cluster.topics.entries import Child, part_id
-from pixiu.errors import Overloaded, Unavailable, WrongPartition
-from pixiu.wire.block import stamped
+from cluster.topics import entries as en
+from cluster.topics.entries import Child, number_of, part_id
+from pixiu.errors import Overloaded, StaleWriter, Unavailable, WrongPartition
+from pixiu.wire.block import Flag, stamped
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic.clients.group import Group, topic_named
 from topic.state.parts import Part
@@ -138,16 +139,17 @@ class Reads:
                 return [], offset, None
             await asyncio.sleep(wait_s)
         limit = paces.read_limit(part, limit, time.monotonic())
-        blocks, following, gap = await self._collect(part, offset, limit)
+        blocks, messages, following, gap = await self._collect(part, offset, limit)
         if blocks:
-            paces.read(part, following - offset, sum(map(len, blocks)), time.monotonic())
+            paces.read(part, messages, sum(map(len, blocks)), time.monotonic())
         return blocks, following, gap
 
-    async def _collect(self, part: Part, offset: int, limit: int) -> tuple[list[bytes], int, Gap | None]:
-        """Stored blocks from an offset on, the offset behind them, and the gap that follows, if one does."""
-        blocks, took = list[bytes](), 0
+    async def _collect(self, part: Part, offset: int, limit: int) -> tuple[list[bytes], int, int, Gap | None]:
+        """Stored blocks from an offset on, their messages from there on, without those that compaction has removed, the offset behind
+        them, and the gap that follows, if one does."""
+        blocks, messages, took = list[bytes](), 0, 0
         if offset < part.first:
-            return blocks, part.first, Gap(offset, part.first)
+            return blocks, messages, part.first, Gap(offset, part.first)
         end = part.end
         while offset < end and (not blocks or took < limit):
             try:
@@ -157,15 +159,17 @@ class Reads:
                     break
                 raise
             if isinstance(found, Gap):
-                return blocks, offset, found if found.high > found.low else None
+                return blocks, messages, offset, found if found.high > found.low else None
             stamp, block = found
             data = stamped(block.data, stamp)
             if blocks and took + len(data) > limit:
                 break
             blocks.append(data)
             took += len(data)
-            offset = stamp.base + block.count
-        return blocks, offset, None
+            following = stamp.base + block.count
+            messages += 0 if block.flags & Flag.HOLE else following - offset
+            offset = following
+        return blocks, messages, offset, None
 
 
 def children_of(children: Sequence[Child]) -> list[pb.TopicPart]:

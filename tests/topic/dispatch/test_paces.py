@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from cluster.topics import entries as en
 from pixiu.errors import Overloaded
 from pixiu.placement.slots import SLOTS
 from pixiu.wire.v1 import topic_pb2 as pb
 from tests.topic.builders import PART, Log
 from tests.topic.dispatch.test_dispatcher import Bench
+from tests.topic.test_compaction import Replica
 from topic.clients.reads import Reads
 from topic.dispatch.paces import Paces
 from topic.storage.reader import Reader
@@ -116,3 +118,21 @@ def test_a_reader_waits_for_the_rate_or_is_told_when_to_come_back() -> None:
         assert [(await read(offset, 0)).next for offset in (25, 50)] == [50, 75]  # the second one after a moment
 
     asyncio.run(play())
+
+
+async def test_what_compaction_has_removed_uses_nothing_of_the_rate() -> None:
+    log = Replica(segment_bytes=1)
+    log.open_part()
+    for first in (1, 26, 51):
+        log.write(*range(25), first=first)
+        log.store.flush()
+    log.apply(en.COMPACT, en.Compaction(PART, [(0, 49)]).encode())
+    log.compact()
+    log.topic(read_messages_per_s=1)
+    reads = Reads(cast(Any, Group(log)), lambda _part: None)
+    for offset, following in ((0, 25), (25, 49), (49, 50)):
+        reply = await reads.read(pb.TopicReadRequest(topic="orders", part=1, offset=offset, max_bytes=1))
+        assert reply.next == following
+    await reads.read(pb.TopicReadRequest(topic="orders", part=1, offset=50, max_bytes=1))
+    with pytest.raises(Overloaded):
+        await reads.read(pb.TopicReadRequest(topic="orders", part=1, offset=50, max_bytes=1))
