@@ -27,11 +27,11 @@ from pixiu.wire import filters
 from pixiu.wire.block import Block, Stamp
 from pixiu.wire.levels import Level, Triple
 from topic import events as ev
-from topic.clock import LogClock
 from topic.dispatch.channels import Channels
 from topic.dispatch.dispatcher import Dispatcher
 from topic.dispatch.flights import Pending
 from topic.dispatch.paces import Paces
+from topic.state.clock import LogClock
 from topic.state.parts import Appended, Verdict
 from topic.state.state import Done, State
 from topic.stored import Stored
