@@ -145,8 +145,8 @@ class Reads:
         return blocks, following, gap
 
     async def _collect(self, part: Part, offset: int, limit: int) -> tuple[list[bytes], int, int, Gap | None]:
-        """Stored blocks from an offset on, their messages from there on, without those that compaction has removed, the offset behind
-        them, and the gap that follows, if one does."""
+        """Stored blocks from an offset on, their messages from there on without those that compaction has removed, the offset
+        behind them, and the gap that follows, if one does."""
         blocks, messages, took = list[bytes](), 0, 0
         if offset < part.first:
             return blocks, messages, part.first, Gap(offset, part.first)
