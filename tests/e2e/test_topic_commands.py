@@ -33,7 +33,7 @@ class Command:
         return json.loads(out)
 
 
-async def test_a_topic_from_its_making_to_its_removal(roles: Roles, tmp_path: Path) -> None:
+async def test_a_topic_from_its_making_to_its_removal(roles: Roles) -> None:
     await roles.layout(topic=2)
     for partition, name in enumerate(("topic-a", "topic-b")):
         roles.start(name, partition=partition)
@@ -86,6 +86,37 @@ async def test_a_topic_from_its_making_to_its_removal(roles: Roles, tmp_path: Pa
     end = next(part["end"] for part in shown["parts"] if part["number"] == number)
     code, out, errors = await pixiu.run("read", "orders", "--from", "@999", "--part", str(number))
     assert (code, out, f"part {number} ends at offset {end}" in errors) == (0, "", True), errors
+    assert (await pixiu.json("seek", "orders", "billing", "--to", "end"))["changed"] == 4
+    code, out, errors = await pixiu.run("seek", "orders", "billing", "--to", "@999", "--part", str(number))
+    assert (code, f"goes on at {number}:{end}, its end, and not at 999" in out) == (0, True), errors
+    assert (await pixiu.json("channels", "orders"))["channels"][0]["unacknowledged"] == 0
+    assert (await pixiu.json("dead", "orders", "billing"))["dead"] == []
+    assert (await pixiu.json("resend", "orders", "billing"))["resent"] == 0
+
+    tail = asyncio.create_task(pixiu.run("tail", "orders", "-n", "1", "--json"))
+    while not tail.done():
+        await pixiu.json("write", "orders", given="later\n")
+    code, out, errors = await tail
+    assert (code, json.loads(out)["body"]) == (0, "later"), errors
+
+    await pixiu.json("delete", "orders", "--yes")
+    code, _, errors = await pixiu.run("write", "orders", given="x\n")
+    assert code == 2, errors
+    assert [topic["name"] for topic in (await pixiu.json("list", "--deleted"))["topics"]] == ["orders"]
+    await pixiu.json("restore", "orders")
+    await pixiu.json("channel", "remove", "orders", "billing", "--yes")
+    await pixiu.json("delete", "orders", "--now", "--yes")
+    assert (await pixiu.json("list", "--deleted"))["topics"] == []
+
+
+async def test_topics_with_a_store_and_compacted_ones(roles: Roles, tmp_path: Path) -> None:
+    await roles.layout(topic=1)
+    roles.start("topic-a", partition=0)
+    roles.start("admin-a")
+    roles.start("proxy-a")
+    await roles.running("topic-a", "admin-a", "proxy-a")
+    pixiu = Command(roles)
+
     code, _, errors = await pixiu.run("create", "apart", "--store", "folder")
     assert (code, "an absolute folder" in errors) == (2, True), errors
     store = tmp_path / "store"
@@ -102,18 +133,6 @@ async def test_a_topic_from_its_making_to_its_removal(roles: Roles, tmp_path: Pa
     code, _, errors = await pixiu.run("write", "torn", given=f"one\n{'x' * 2_000_000}\n")
     assert (code, "stored: 1 messages" in errors) == (2, True), errors
     await pixiu.json("delete", "torn", "--now", "--yes")
-    assert (await pixiu.json("seek", "orders", "billing", "--to", "end"))["changed"] == 4
-    code, out, errors = await pixiu.run("seek", "orders", "billing", "--to", "@999", "--part", str(number))
-    assert (code, f"goes on at {number}:{end}, its end, and not at 999" in out) == (0, True), errors
-    assert (await pixiu.json("channels", "orders"))["channels"][0]["unacknowledged"] == 0
-    assert (await pixiu.json("dead", "orders", "billing"))["dead"] == []
-    assert (await pixiu.json("resend", "orders", "billing"))["resent"] == 0
-
-    tail = asyncio.create_task(pixiu.run("tail", "orders", "-n", "1", "--json"))
-    while not tail.done():
-        await pixiu.json("write", "orders", given="later\n")
-    code, out, errors = await tail
-    assert (code, json.loads(out)["body"]) == (0, "later"), errors
 
     compacted = await pixiu.json("create", "profiles", "--compact", "1d", "--retain-acknowledged")
     assert (compacted["compact_s"], compacted["retain_acknowledged"]) == (86_400, True)
@@ -121,7 +140,8 @@ async def test_a_topic_from_its_making_to_its_removal(roles: Roles, tmp_path: Pa
     assert (await pixiu.json("last", "profiles", "a"))["body"] == "3"
     code, _, errors = await pixiu.run("last", "profiles", "b")
     assert (code, "it was deleted" in errors) == (1, True), errors
-    code, _, errors = await pixiu.run("alter", "orders", "--compact", "1d")
+    await pixiu.json("create", "plain")
+    code, _, errors = await pixiu.run("alter", "plain", "--compact", "1d")
     assert (code, "create another topic" in errors) == (2, True), errors
     code, _, errors = await pixiu.run("channel", "set", "profiles", "c", "--filter", "key = 1")
     assert (code, "column 5" in errors) == (2, True), errors
@@ -130,12 +150,3 @@ async def test_a_topic_from_its_making_to_its_removal(roles: Roles, tmp_path: Pa
     code, _, errors = await pixiu.run("write", "profiles", "--level", "stored", given="x\n")
     assert (code, "it is compacted" in errors) == (2, True), errors
     await pixiu.json("delete", "profiles", "--now", "--yes")
-
-    await pixiu.json("delete", "orders", "--yes")
-    code, _, errors = await pixiu.run("write", "orders", given="x\n")
-    assert code == 2, errors
-    assert [topic["name"] for topic in (await pixiu.json("list", "--deleted"))["topics"]] == ["orders"]
-    await pixiu.json("restore", "orders")
-    await pixiu.json("channel", "remove", "orders", "billing", "--yes")
-    await pixiu.json("delete", "orders", "--now", "--yes")
-    assert (await pixiu.json("list", "--deleted"))["topics"] == []
