@@ -26,8 +26,7 @@ class Case:
     qos: int = 0
     """QoS of publications."""
     subscribed_qos: int = 0
-    """QoS that subscribers ask for, at every server the same. A load fails where another is granted. Pixiu grants rooms and free
-    topics no higher one."""
+    """QoS that subscribers ask for, at every server the same. A load fails where another is granted."""
     window: int = 0
     """Closed loop: messages of a topic that its slowest subscriber does not have yet, or that are not confirmed."""
     rate: float = 0.0

@@ -27,7 +27,7 @@ NOTES: Final = (
     "a second, a CPU second: deliveries, or connections, by the clock and by the CPU of all the server's processes",
     "pixiu ×: deliveries a CPU second by the peer's, the median of the rounds (lowest, highest)",
     "memory: of all the server's processes; of connections, what one added. load: the part of a core that the load used",
-    "subscribers ask every server for QoS 0, for mail for QoS 1; where another is granted the case fails. Pixiu grants rooms QoS 0",
+    "subscribers ask every server for QoS 0, for mail for QoS 1; where another is granted the case fails",
 )
 IDLE_NOTE: Final = (
     "at rest: a fresh server, and of Pixiu `pixiu up` without counts; switches: voluntary context switches of its threads; start: "

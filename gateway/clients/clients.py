@@ -201,6 +201,8 @@ class ClientCounters(OutboundCounters):
     """Published messages with RETAIN that could not be kept."""
     chat_offline: int = 0
     """Messages of QoS 1 to users who are not connected."""
+    closed: Counter[str] = field(default_factory=Counter)
+    """Reason → connections that ended for it."""
     malformed: Counter[str] = field(default_factory=Counter)
     """Error of a packet → connections of MQTT that ended for it."""
 
@@ -267,8 +269,6 @@ class Clients:
         self.slow_consumers = SlowConsumers(now)
         self.rates = PublishRates(_rates(options))
         self.counters = ClientCounters()
-        self.closed_by_reason: Counter[str] = Counter()
-        """Reason → connections that ended for it."""
         self._roles, self._through_relays = roles, through_relays
         self._admission: Admission[Pending] = Admission(
             rate_per_s=options.connect_rate_per_s,
@@ -506,7 +506,7 @@ class Clients:
             "memory_evicted_total": self.memory.evicted,
             "connections_behind{grade}": slow.counts(),
             "connections_behind_total{grade}": {grade.value: count for grade, count in slow.entered.items()},
-            "connections_closed_total{reason}": dict(self.closed_by_reason),
+            "connections_closed_total{reason}": dict(self.counters.closed),
             "packets_malformed_total{error}": dict(self.counters.malformed),
             "publish_over_rate_dropped_total": self.rates.dropped,
             "publish_over_rate_held_total": self.rates.held,

@@ -95,7 +95,7 @@ class MQTTConnection(ClientSession):
         self.client_id: str | None = None
         """The name among the gateway's clients, once it is connected."""
         self.dialect = 3
-        self._login = Login(self, clients, self._admitted, self._refuse_later, self._login_over)
+        self._login = Login(self, clients)
         self._loop = asyncio.get_running_loop()
         self._session: ServerSession | None = None
         self._transport: asyncio.Transport | None = None
@@ -332,7 +332,7 @@ class MQTTConnection(ClientSession):
 
     def evict(self) -> None:
         """End the connection: too many are not identified, and this is the oldest."""
-        self._admitted(ReasonCode.SERVER_BUSY)
+        self.admitted(ReasonCode.SERVER_BUSY)
         self.end(CloseReason.EVICTED, "no CONNECT yet, and others needed the place")
 
     def end(self, reason: CloseReason, text: str) -> None:
@@ -366,17 +366,19 @@ class MQTTConnection(ClientSession):
 
     # Inside.
 
-    def _refuse_later(self, code: ReasonCode) -> None:
+    def refuse_later(self, code: ReasonCode) -> None:
         """Refuse the client after a while; until then its connection counts as not connected."""
         if self._timer is not None:
             self._timer.cancel()
-        self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self._admitted, code)
+        self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self.admitted, code)
 
-    def _admitted(self, code: ReasonCode) -> None:
+    def admitted(self, code: ReasonCode) -> None:
+        """Answer a CONNECT about which the decision took time."""
         if self._session is not None:
             self._perform(self._session.admitted(code, self._clients.now()))
 
-    def _login_over(self, text: str) -> None:
+    def login_over(self, text: str) -> None:
+        """End the connection: its login is over."""
         self.end(CloseReason.LOGIN_OVER, text)
 
     def _rules_changed(self) -> None:
@@ -539,7 +541,7 @@ class MQTTConnection(ClientSession):
             self._write(self._mail.take(WRITE_BYTES)[0])
 
     def _closed(self, effect: session_events.Close) -> None:
-        self._clients.closed_by_reason[effect.reason.value] += 1
+        self._clients.counters.closed[effect.reason.value] += 1
         if effect.malformed is not None:
             self._clients.counters.malformed[effect.malformed.name.lower()] += 1
         self._session = None

@@ -1,13 +1,12 @@
 """The login of one MQTT client: whether its CONNECT is accepted, and its will.
 
-Source: docs/security.md, "Logins"; docs/mqtt.md.
+Source: docs/security.md, "Logging in"; docs/mqtt.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
 from typing import Protocol
 
 from cluster.access.login_guard import LoginGuard, LoginSession
@@ -25,26 +24,23 @@ class Connecting(Pending, Protocol):
 
     access: LoginSession | None
 
+    def admitted(self, code: ReasonCode) -> None:
+        """Answer a CONNECT about which the decision took time."""
+
+    def refuse_later(self, code: ReasonCode) -> None:
+        """Refuse a client that came while too many did, after a while."""
+
+    def login_over(self, text: str) -> None:
+        """End the connection: its login is over."""
+
 
 class Login:
-    """Decides about the CONNECT of one client, at once or later.
+    """Decides about the CONNECT of one client, at once or later."""
 
-    later: called with the reason code of a decision that takes time. refuse: refuses a client that came while too many did. over:
-    ends the connection when its login is over.
-    """
+    __slots__ = ("_client", "_clients", "_task", "transport")
 
-    __slots__ = ("_client", "_clients", "_later", "_over", "_refuse", "_task", "transport")
-
-    def __init__(
-        self,
-        client: Connecting,
-        clients: Clients,
-        later: Callable[[ReasonCode], None],
-        refuse: Callable[[ReasonCode], None],
-        over: Callable[[str], None],
-    ) -> None:
+    def __init__(self, client: Connecting, clients: Clients) -> None:
         self._client, self._clients = client, clients
-        self._later, self._refuse, self._over = later, refuse, over
         self.transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -53,7 +49,7 @@ class Login:
         try:
             self._clients.admit(self._client)
         except PixiuError as error:
-            self._refuse(code_of(error))
+            self._client.refuse_later(code_of(error))
             return None
         if self._clients.guard is not None:
             return self._log_in(self._clients.guard, connect)
@@ -90,7 +86,7 @@ class Login:
                 work = self._log_in_later(guard, credentials, identity, connect)
                 self._task = asyncio.get_running_loop().create_task(work)
                 return None
-            self._client.access = open_user(guard, identity, address, connect.client_id, self._over)
+            self._client.access = open_user(guard, identity, address, connect.client_id, self._client.login_over)
         except PixiuError as error:
             return code_of(error)
         return ReasonCode.SUCCESS
@@ -102,9 +98,9 @@ class Login:
                 identity = await guard.check(credentials)
             if self._clients.tickets is not None:
                 identity = await self._clients.tickets.admit(credentials, identity)
-            access = open_user(guard, identity, credentials.address, credentials.client_id, self._over)
+            access = open_user(guard, identity, credentials.address, credentials.client_id, self._client.login_over)
             self._client.access = access
             await self._ask_about_will(access, connect)
         except PixiuError as error:
             code = code_of(error)
-        self._later(code)
+        self._client.admitted(code)

@@ -136,7 +136,7 @@ class World:
     @property
     def closed_for(self) -> list[str]:
         """Reasons for which connections were closed."""
-        return list(self.clients.closed_by_reason.elements())
+        return list(self.clients.counters.closed.elements())
 
 
 class Wire(asyncio.Transport):
