@@ -198,6 +198,13 @@ class UnsubscribeFilters:
     filters: list[str]
 
 
+class SendMessages(NamedTuple):
+    """Write these `number` PUBLISH packets of QoS 0 in the order of those that several clients share; they may be dropped."""
+
+    data: bytes
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class SendMail:
     """Write these PUBLISH packets as fast as the client takes them; none is dropped. `anew`: discard those that still wait."""
@@ -238,6 +245,7 @@ Effect = (
     | SubscribeFilters
     | FiltersInVain
     | UnsubscribeFilters
+    | SendMessages
     | SendMail
     | PacketsAcknowledged
     | SharedAcknowledged

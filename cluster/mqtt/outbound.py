@@ -4,7 +4,8 @@
                                                           ▲                        │
                                                           └── PUBACK, PUBCOMP ─────┘
 
-Packets are made when they are sent: the rest of a message's expiry, its packet identifier and its alias are those of that moment,
+A client that limits packets or takes aliases gets all messages this way, others only those of QoS 1 and 2. Packets are made when
+they are sent: the rest of a message's expiry, its packet identifier and its alias are those of that moment,
 and what waits holds records that its connections share. A session ends with its connection, so nothing is sent twice.
 
 Source: OASIS MQTT 5.0 sections 3.3.4, 4.3, 4.6 and 4.9; docs/mqtt.md; docs/delivery.md, "Mail to MQTT clients".
@@ -20,7 +21,7 @@ from typing import Final, NamedTuple
 from cluster.core.contract import NEVER
 from cluster.mqtt import codec
 from cluster.mqtt.codec import encode_publish_parts
-from cluster.mqtt.events import CloseReason, Effect, PacketsAcknowledged, Problem, Send, SendMail, SharedAcknowledged
+from cluster.mqtt.events import CloseReason, Effect, PacketsAcknowledged, Problem, Send, SendMail, SendMessages, SharedAcknowledged
 from cluster.mqtt.mail import FIRST_OUTBOUND_ID, LARGEST_WINDOW, Mails, Unacknowledged, packet_ids_of
 from cluster.mqtt.packets import MAX_PACKET_ID, MQTT_5, Disconnect, Puback, Pubcomp, Pubrec, Pubrel
 from cluster.mqtt.properties import Property
@@ -155,7 +156,9 @@ class Outbound:
                     break
                 if waiting is self._waiting and self._plain and self._plain[0][0] < waiting[0][0]:
                     waiting = self._plain
-                packet = self._packet(waiting.popleft()[1], now_ms)
+                message = waiting.popleft()[1]
+                self._bytes -= _size_of(message)
+                packet = self.packet(message, now_ms)
             if packet:
                 packets.append(packet)
                 size += len(packet)
@@ -163,9 +166,8 @@ class Outbound:
             self.since = now
         return b"".join(packets)
 
-    def _packet(self, message: Outgoing, now_ms: int) -> bytes:
-        """Make the PUBLISH of a message; empty if it is left out."""
-        self._bytes -= _size_of(message)
+    def packet(self, message: Delivery, now_ms: int) -> bytes:
+        """Make the PUBLISH of a message that is sent now; empty if it is left out."""
         record, topic, qos, retain, identifiers, expires_at_ms, shared = message
         terms, counters = self._terms, self._counters
         bounds = body_bounds(record)
@@ -272,9 +274,20 @@ class Sending:
         self._mail = Unacknowledged(terms.dialect)
         self.takes_mail = False
 
-    def deliver(self, messages: Iterable[Outgoing]) -> Problem | None:
-        """Have messages of topics wait; `outbound` makes packets of them."""
-        return None if self.outbound.put(messages) else FULL
+    def deliver(self, messages: Iterable[Delivery], now_ms: int, effects: list[Effect]) -> Problem | None:
+        """Have messages of topics wait; `outbound` makes packets of them. Those of QoS 0 to a client that gets shared bytes as well
+        become packets at once, so that their order is kept."""
+        waiting: list[Delivery] = []
+        packets: list[bytes] = []
+        limited = self._terms.limited
+        for message in messages:
+            if message.qos or limited:
+                waiting.append(message)
+            elif packet := self.outbound.packet(message, now_ms):
+                packets.append(packet)
+        if packets:
+            effects.append(SendMessages(b"".join(packets), len(packets)))
+        return FULL if waiting and not self.outbound.put(waiting) else None
 
     def send_mail(self, topic: str, mails: Sequence[Mails], now: float, effects: list[Effect], *, anew: bool) -> Problem | None:
         """Send mail, at once unless the client limits what it receives."""

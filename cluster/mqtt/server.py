@@ -326,9 +326,9 @@ class ServerSession:
         message that was taken."""
         return self._run(Event.PUBLISH_REFUSED, (packet_id, code, text), now)
 
-    def deliver(self, messages: Iterable[Outgoing], now: float) -> list[Effect]:
-        """Have messages of topics wait for the client; `outgoing` makes packets of them."""
-        return self._run(Event.DELIVERY, messages, now)
+    def deliver(self, messages: Iterable[Delivery], now: float, now_ms: int) -> list[Effect]:
+        """Have messages of topics wait for the client; `outgoing` makes packets of them. now_ms: Unix milliseconds."""
+        return self._run(Event.DELIVERY, (messages, now_ms), now)
 
     def outgoing(self, max_bytes: int, now: float, now_ms: int) -> bytes:
         """Make packets of about `max_bytes` of what may leave now; empty if there is nothing. now_ms: Unix milliseconds."""
@@ -539,9 +539,10 @@ class ServerSession:
             self._sending = Sending(self._terms, self._limits.max_outbound_bytes, self._counters)
         return self._sending
 
-    def _deliver(self, messages: Iterable[Outgoing], now: float, effects: list[Effect]) -> None:
+    def _deliver(self, delivered: tuple[Iterable[Delivery], int], now: float, effects: list[Effect]) -> None:
         """PUBLISH, as far as the client's window has space."""
-        problem = self._begin_sending().deliver(messages)
+        messages, now_ms = delivered
+        problem = self._begin_sending().deliver(messages, now_ms, effects)
         if problem is not None:
             self._step(Event.CLOSE, problem, now, effects)
 

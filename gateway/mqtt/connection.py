@@ -272,7 +272,7 @@ class MQTTConnection(ClientSession):
     def deliver_each(self, messages: Sequence[ev.Delivery]) -> None:
         """Take messages to make packets of, for this client alone; they leave at `flush`, or when its window has space."""
         if self._session is not None:
-            self._perform(self._session.deliver(messages, self._clients.now()))
+            self._perform(self._session.deliver(messages, self._clients.now(), time.time_ns() // 1_000_000))
 
     def flush(self) -> None:
         """Write the answers and deliveries of this turn."""
@@ -423,6 +423,8 @@ class MQTTConnection(ClientSession):
             self._send_mail(effect)
         elif isinstance(effect, session_events.PacketsAcknowledged):
             self._clients.step(ev.PacketsAcknowledged(self.id, effect.packet_ids))
+        elif isinstance(effect, session_events.SendMessages):
+            self.deliver(effect.data, effect.number)
         elif isinstance(effect, session_events.SharedAcknowledged):
             self._clients.step(ev.SharedAcknowledged(self.id, effect.numbers))
         elif isinstance(effect, session_events.Connected):

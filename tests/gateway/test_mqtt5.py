@@ -178,6 +178,22 @@ async def test_a_client_that_acknowledges_nothing_is_told_and_closed_and_loses_n
     assert world.clients.counters.outbound_dropped == 0, "of QoS 0 nothing waited: it was written"
 
 
+async def test_messages_of_qos_0_keep_their_order_whether_or_not_others_share_their_bytes() -> None:
+    world = World()
+    connection, wire = client(world)
+    record = encode(Kind.ROOM, 42, b"b", 1)
+    shared = codec.encode(Publish("room/42", b"a"), MQTT_5)
+    connection.pause_writing()
+    for data in (shared, None, shared):
+        if data is None:
+            world.clients.deliveries.deliver_each(ev.DeliverEach(connection.id, [Delivery(record, b"room/42", 0, False, (), 0)]))
+        else:
+            world.clients.deliveries.deliver(ev.Deliver((connection.id,), data, 1))
+        world.clients.deliveries.flush()
+    connection.resume_writing()
+    assert [packet.payload for packet in received(wire) if isinstance(packet, Publish)] == [b"a", b"b", b"a"]
+
+
 async def test_a_retained_message_is_acknowledged_once_it_is_kept_and_published() -> None:
     world = World()
     connection, wire = client(world)

@@ -16,6 +16,7 @@ from cluster.mqtt.events import (
     Effect,
     PublishMessages,
     Send,
+    SendMessages,
     SubscribeFilters,
     UnsubscribeFilters,
 )
@@ -78,7 +79,7 @@ class HubConnection(asyncio.Protocol):
         assert self.transport is not None
         for effect in effects:
             match effect:
-                case Send(data):
+                case Send(data) | SendMessages(data):
                     self.transport.write(data)
                 case Connected():
                     self._hub.connected.append(effect)
@@ -116,7 +117,7 @@ class HubConnection(asyncio.Protocol):
             record = encode(Kind.ROOM, room, body, 1, flags=Flag.TO_ROOM | Flag.TOPIC)
             for member, granted in self._hub.members.get(message.topic, {}).items():
                 delivery = Delivery(record, message.topic.encode(), min(message.qos, granted), False)
-                member.perform(member.session.deliver([delivery], self._loop.time()))
+                member.perform(member.session.deliver([delivery], self._loop.time(), 0))
 
     def _arm(self) -> None:
         if self._timer is not None:

@@ -24,6 +24,7 @@ from cluster.mqtt.events import (
     PublishMessages,
     Send,
     SendMail,
+    SendMessages,
     SharedAcknowledged,
     SubscribeFilters,
     UnsubscribeFilters,
@@ -135,11 +136,11 @@ class Player:
             bodies = [word.encode() for word in words[2:]]
             return self.session.deliver_mail("user/7", [Mails(1, int(words[1]), bodies, False)], self._now)
         assert name == "deliver", name
-        return self.session.deliver([_delivery(words[1], found)], self._now)
+        return self.session.deliver([_delivery(words[1], found)], self._now, int(self._now * 1000))
 
     def _shown(self, effects: list[Effect]) -> Iterator[str]:
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, Send | SendMessages):
                 yield from self._packets(effect.data)
             elif isinstance(effect, SendMail):
                 yield from self._packets(b"".join(effect.packets))
