@@ -15,12 +15,12 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from pixiu.wire.headers import decode_headers
 from pixiu.client.messages.message import Message
 from pixiu.client.messages.send_options import SendOptions
 from pixiu.client.receive.subscriber import Subscription
 from pixiu.errors import InvalidArgument, OutcomeUnknown, Overloaded, PixiuError
 from pixiu.placement.topics import ROOM_PREFIX
+from pixiu.wire.headers import decode_headers
 
 REPLY_TO: Final = "reply-to"
 """The header that names the room for the reply, as an MQTT topic."""

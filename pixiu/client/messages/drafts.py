@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from pixiu.wire.headers import encode_headers
 from pixiu.client.messages.message import TYPE_MASK
 from pixiu.client.messages.send_options import SendOptions
 from pixiu.errors import InvalidArgument, RecordTooLarge
 from pixiu.ids import MAX_ID
 from pixiu.wire import record
+from pixiu.wire.headers import encode_headers
 from pixiu.wire.record import HEADER_SIZE, LANE_FIRST, LANE_NORMAL, TYPE_BITS, Flag, Kind, with_topic
 
 MAX_EXTENSION_BYTES: Final = 65_535

@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 from zlib import crc32
 
-from pixiu.wire.headers import decode_headers
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.ids import UIN, RoomID, SnowflakeID, snowflake_time_ms
 from pixiu.placement.topics import MAX_TOPIC_LENGTH, ROOM_PREFIX, USER_PREFIX, TopicRefusal, resolve
+from pixiu.wire.headers import decode_headers
 from pixiu.wire.record import HEADER, HEADER_SIZE, LANE_FIRST, STAMP_SIZE, TYPE_BITS, Flag, Kind, offsets
 
 if TYPE_CHECKING:
