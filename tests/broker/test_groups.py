@@ -1,4 +1,4 @@
-"""A broker gives a group's message to one gateway, to another one if that has nobody or dies, and all free topics to who wants all."""
+"""A broker gives a group's message to one gateway, to another one if that has nobody or dies, and all topics to who wants all."""
 
 from __future__ import annotations
 
