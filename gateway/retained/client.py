@@ -30,7 +30,7 @@ from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.errors import Overloaded, PixiuError, Unavailable, error_of_code
 from pixiu.ids import EndpointID, RoomID, snowflake_worker
-from pixiu.placement.partition import rendezvous, serves
+from pixiu.placement.partition import rendezvous
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.placement.topics import has_wildcard, resolve
 from pixiu.rpc.channels import PEER_CHANNEL
@@ -377,7 +377,7 @@ class RetainedClient:
         """Partitions that serve a room: two during a doubling, so that nothing is missing when the layout changes."""
         view = self._view()
         partitions = view.layout.partitions("router")
-        known = {node.partition for node in view.of_role("router") if serves(node.partition, room, partitions)}
+        known = {node.partition for node in view.of_role("router") if _keeps(node.partition, room, partitions)}
         return sorted({room % partitions, *known})
 
     def _replica(self, partition: int) -> Node | None:
@@ -410,3 +410,10 @@ class RetainedClient:
             "retained_failed_total": self.failed,
             "retained_waiting": sum(len(queue.waiting) for queue in self._queues.values()),
         }
+
+
+def _keeps(partition: int, room: int, partitions: int) -> bool:
+    """True if a partition keeps a room's messages; one that a doubling makes keeps its half already."""
+    while partition >= partitions:
+        partitions *= 2
+    return room % partitions == partition

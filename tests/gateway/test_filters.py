@@ -123,6 +123,16 @@ def test_overlapping_filters_give_one_copy_with_the_highest_qos_and_all_identifi
     assert receivers(arrive(core, message("x/y", 4))) == [2], "plain filters that overlap share bytes once"
 
 
+def test_with_relays_users_are_reported_for_all_free_topics_and_groups_are_refused() -> None:
+    core = Core(instance=1, generation=1, through_relays=True, max_wide_rooms=2048)
+    core.step(ev.RoutersChanged(1, (ev.Replica(R1, 0),)), 0.0)
+    effects = turn(core, ev.Opened(1, 7, 5), ev.Join(1, 1, wanted("#", "$share/g/a/#")))
+    assert {(m.member, m.group >= ALL_TOPICS) for send in memberships(effects) for m in send.messages} == {(7, True)}
+    for send in memberships(effects):
+        effects += core.step(ev.Confirmed(R1, [m.id for m in send.messages]), 1.0)
+    assert of(ev.Answer, effects) == [ev.Answer(1, 1, True, frozenset({"$share/g/a/#"}))]
+
+
 def test_options_of_a_filter_that_is_there_are_replaced() -> None:
     core = gateway()
     client(core, 1, *wanted("a/b"))

@@ -34,6 +34,7 @@ class Replica:
         self.world, self.endpoint = world, EndpointID(100 + number)
         self.folder = world.folder / str(number)
         self.node: Node | None = None
+        self.rule = (0, 1)
 
     async def start(self, state: NodeState = NodeState.RUNNING) -> None:
         self.service = RetainedService(
@@ -41,8 +42,8 @@ class Replica:
             max_bytes=1 << 20,
             folder=self.folder,
             peers=self.peers,
-            sources=lambda: [node for node in self.peers() if node.state is NodeState.RUNNING],
-            rule=lambda: (0, 1),
+            sources=lambda: [node for node in self.sources() if node.state is NodeState.RUNNING],
+            rule=lambda: self.rule,
             log=LOG,
         )
         await self.service.load()
@@ -50,12 +51,17 @@ class Replica:
         retained_pb2_grpc.add_RetainedServicer_to_server(self.service, self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
-        self.node = Node("router", 0, 0, state, "127.0.0.1", port, 0, self.endpoint, 0, "test", "", 0)
+        self.node = Node("router", self.rule[0], 0, state, "127.0.0.1", port, 0, self.endpoint, 0, "test", "", 0)
         await self.service.catch_up()
         self.node = replace(self.node, state=NodeState.RUNNING)
 
     def peers(self) -> list[Node]:
-        return [each.node for each in self.world.replicas if each is not self and each.node is not None]
+        others = [each for each in self.world.replicas if each is not self and each.rule == self.rule]
+        return [each.node for each in others if each.node is not None]
+
+    def sources(self) -> list[Node]:
+        """The peers; a child has its parent."""
+        return self.peers() or [each.node for each in self.world.replicas if each is not self and each.node is not None]
 
     async def stop(self, *, forget: bool = True) -> None:
         """End it. `forget`: the others note that it is gone."""
@@ -201,3 +207,20 @@ async def test_subscriptions_to_topics_are_fetched_together(world: World) -> Non
             await asyncio.sleep(0.01)
     found = {each.connection: each.records for each in world.events if isinstance(each, ev.RetainedFound)}
     assert {connection: records[0][-1:] for connection, records in found.items()} == dict.fromkeys(range(1, 9), b"x")
+
+
+async def test_the_child_of_a_doubling_takes_its_half_and_gets_what_comes_meanwhile(world: World) -> None:
+    parent, child = world.replicas
+    await child.stop()
+    client = world.client()
+    topics = [f"t{number}/x" for number in range(40)]
+    assert await asyncio.gather(*(retain(client, topic, b"x", number) for number, topic in enumerate(topics))) == [None] * 40
+    child.folder, child.rule = world.folder / "child", (1, 2)
+    await child.start(NodeState.INIT)
+    odd = [topic for topic in topics if topic_room(topic) % 2]
+    assert sorted(child.service.map._topics) == sorted(topic.encode() for topic in odd)
+    assert await asyncio.gather(*(retain(client, topic, b"y", number + 100) for number, topic in enumerate(topics))) == [None] * 40
+    assert len(parent.service.map) == 40
+    assert shown(await client.listing("#", 100)) == dict.fromkeys(topics, b"y"), "the parent serves until the layout changes"
+    found = child.service.map.listing([b"#"], b"", 0, 0).entries
+    assert [each.record[-1:] for each in found] == [b"y"] * len(odd)
