@@ -99,6 +99,8 @@ class Groups:
             held = self._held.get((snowflake, group.number))
             if held is not None and held.gateway in group.gateways:
                 gateway = held.gateway  # a publisher's repeat: that gateway knows that it has it
+            elif held is not None:
+                held.gateway = gateway
             numbers.setdefault(gateway, []).append(group.number)
             targets[gateway] = group.gateways[gateway]
             if group.acknowledges and record[KIND_AT] == ROOM:

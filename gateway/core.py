@@ -32,7 +32,7 @@ from gateway.joining import MAX_WIDE_ROOMS, Joining
 from gateway.membership.devices import DeviceIndex
 from gateway.membership.reporter import MembershipReporter
 from gateway.membership.rooms import NO_TOPICS, THE_GATEWAY, Channel, Client, RoomIndex
-from pixiu.ids import TOPIC_ROOM, EndpointID, gateway_msg_id
+from pixiu.ids import ALL_TOPICS, TOPIC_ROOM, EndpointID, gateway_msg_id
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.ordered_routes import Routes
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
@@ -229,6 +229,7 @@ class Core(EventTable[ev.Effect]):
         if self.joining.leaving:
             return 0.0
         deadline = min(self.confirming.next_deadline(), self._proxy_routes.deadline, self.system.next_deadline())
+        deadline = min(deadline, self.joining.next_deadline())
         for reporter in (self.rooms, self.users):
             if reporter.waits:
                 deadline = min(deadline, reporter.next_deadline())
@@ -331,7 +332,11 @@ class Core(EventTable[ev.Effect]):
                 if flags & Flag.TRACED and channel is not None:
                     self.traces.take(channel, record)
             if channel is None:
-                self._without_members(kind, key)
+                self.counters.without_members += 1
+                if kind != room:
+                    self.users.missing(key)
+                elif key < TOPIC_ROOM or not self.rooms.own.gateways(ALL_TOPICS):
+                    self.rooms.missing(key)
                 continue
             if (record[LIFETIME_AT] or record[LIFETIME_HIGH_AT]) and has_expired(record, 0, self._unix_ms()):
                 self.counters.expired += 1
@@ -502,6 +507,8 @@ class Core(EventTable[ev.Effect]):
         """Send membership first, so that routers know it before a message that the client sends after it."""
         if self.joining.leaving:
             self.joining.leave_some(now)
+        if self.joining.next_deadline() <= now:
+            self.joining.leave_wide(now)
         for reporter in (self.rooms, self.users):
             if reporter.waits:
                 out += reporter.flush(now)

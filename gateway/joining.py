@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from cluster.core.contract import NEVER
 from cluster.membership.map.updates import Update
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
@@ -17,11 +18,14 @@ from gateway.delivery.mail import MailBook
 from gateway.delivery.retained import RetainedDeliveries
 from gateway.membership.devices import DeviceIndex
 from gateway.membership.reporter import Answered, MembershipReporter
-from gateway.membership.rooms import Client, Present, RoomIndex
+from gateway.membership.rooms import THE_GATEWAY, Client, Present, RoomIndex
 from pixiu.placement.topics import USER_PREFIX, Filter, parse_filter
 
 LEAVES_A_TURN: Final = 128
 """Rooms that departed clients leave in one turn of the event loop, about 15 µs each; the rest follows in later turns."""
+LINGER_S: Final = 30.0
+"""Time for which a gateway stays in the rooms of a filter that spans several after the last client has left it, seconds: a client
+that joins and leaves such a filter again and again costs routers nothing."""
 MAX_WIDE_ROOMS: Final = 2048
 """Rooms that one connection's filters with wildcards may span by default: two rules of topics' rooms, or 16 times all topics."""
 
@@ -69,6 +73,8 @@ class Joining:
         self._next_id, self._through_relays, self.max_wide_rooms = next_id, through_relays, max_wide_rooms
         self._asked: dict[int, dict[int, _Asked]] = {}
         """Connection → requests that are not answered yet."""
+        self._lingering: dict[int, float] = {}
+        """Room that no filter spans any more → time at which the gateway leaves it, ascending."""
         self.leaving: deque[ev.Closed] = deque()
         """Departed clients that are still in rooms."""
 
@@ -83,10 +89,33 @@ class Joining:
         self.leaving.append(event)
 
     def _say_rooms(self, present: list[Present], login: bool, reason: int, now: float) -> None:
-        if present:
-            self.rooms.announce(
-                [Update(self._next_id(), room, member, login, reason, value) for room, member, value in present], now
-            )
+        if not present:
+            return
+        if self._lingering or not login:
+            present = [each for each in present if each.member != THE_GATEWAY or not self._lingers(each.room, login, now)]
+        self.rooms.announce([Update(self._next_id(), room, member, login, reason, value) for room, member, value in present], now)
+
+    def _lingers(self, room: int, login: bool, now: float) -> bool:
+        """Note that the gateway enters or leaves a room for a filter that spans several. Returns True if routers need not know."""
+        if login:
+            return self._lingering.pop(room, None) is not None
+        self._lingering[room] = now + LINGER_S
+        return True
+
+    def next_deadline(self) -> float:
+        """Time at which rooms are left that no filter spans any more; `NEVER`: there are none."""
+        return next(iter(self._lingering.values()), NEVER)
+
+    def leave_wide(self, now: float) -> None:
+        """Leave the rooms that no filter has spanned for a while."""
+        due: list[int] = []
+        for room, at in self._lingering.items():
+            if at > now or len(due) >= LEAVES_A_TURN:
+                break
+            due.append(room)
+        for room in due:
+            del self._lingering[room]
+        self.rooms.announce([Update(self._next_id(), room, THE_GATEWAY, False, 1) for room in due], now)
 
     def client(self, connection: int) -> Client | None:
         """A client that is connected; None: it is gone, or leaving."""

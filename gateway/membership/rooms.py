@@ -18,7 +18,7 @@ from gateway.events import Wanted
 from gateway.membership.shared import SharedGroup, share_number
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.filter_tree import FilterTree
-from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, EVERY_TOPIC, TopicRooms
+from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 from pixiu.placement.topics import ROOM_PREFIX, Filter, resolve
 
 MAX_MERGED: Final = 16_384
@@ -194,8 +194,6 @@ class RoomIndex:
         """Filters with wildcards, and those of topics that the gateway publishes → connection → subscription."""
         self.groups: dict[int, SharedGroup] = {}
         """Number of a group with its filter → its members here."""
-        self.spans_all = 0
-        """Subscriptions that span all free topics."""
         self.without_own = 0
         """Subscriptions of clients that do not want their own messages."""
         self.system = 0
@@ -253,7 +251,6 @@ class RoomIndex:
                 self.wild.put(name, members)
             members[connection] = subscription
             client.wide_rooms += max(len(rooms) - 1, 0)
-            self.spans_all += bool(rooms) and rooms[0] == EVERY_TOPIC[0]
             self.system += not rooms
             self._merged.clear()
         else:
@@ -284,7 +281,6 @@ class RoomIndex:
                 if not members:
                     self.wild.remove(name)
                 client.wide_rooms -= max(len(rooms) - 1, 0)
-                self.spans_all -= bool(rooms) and rooms[0] == EVERY_TOPIC[0]
                 self.system -= not rooms
                 self._merged.clear()
             else:

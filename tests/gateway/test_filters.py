@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.core.contract import NEVER, SendControl
+from cluster.core.contract import NEVER, SendControl, Tick
 from cluster.mqtt.properties_in_records import origin_of
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
 from gateway.core import Core
 from gateway.delivery.shared import OUTCOME
 from gateway.delivery.system_topics import INTERVAL_S
+from gateway.joining import LINGER_S
 from gateway.membership.shared import share_number
 from pixiu.ids import ALL_TOPICS, EndpointID, snowflake, topic_room
 from pixiu.placement.topic_rooms import TopicRooms
@@ -92,8 +93,12 @@ def test_a_filter_over_all_topics_joins_a_room_of_each_partition_once() -> None:
     assert of(SendControl, arrive(core, message("weather/b", 2))) == []
     turn(core, ev.Leave(1, ["#"]))
     assert of(SendControl, arrive(core, message("weather/c", 3))) == [], "what matches nothing is no sign of an old membership"
-    left = memberships(turn(core, ev.Leave(2, ["+/a"])))
-    assert sum(len(send.messages) for send in left) == 128
+    assert memberships(turn(core, ev.Leave(2, ["+/a"]), now=5.0)) == [], "a client may come back"
+    assert memberships(turn(core, ev.Join(2, 2, wanted("#")), now=6.0)) == []
+    turn(core, ev.Leave(2, ["#"]), now=7.0)
+    assert core.next_deadline() == 7.0 + LINGER_S
+    left = memberships(turn(core, Tick(), now=7.0 + LINGER_S))
+    assert sorted(m.group - ALL_TOPICS for send in left for m in send.messages if not m.login) == list(range(128))
 
 
 def test_rooms_of_wide_filters_are_limited_for_each_connection() -> None:
