@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from cluster.core.contract import EndOfTurn, RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.map.updates import Update
+from cluster.wills.will import WillMessage
 from cluster.wire.v1 import control_pb2
 from gateway.mail.run import MailRun
 from pixiu.errors import PixiuError
@@ -93,6 +94,25 @@ class Wanted(NamedTuple):
     """Retained messages are sent 0: always, 1: if the subscription is new, 2: never. Subscribers of records get none."""
     identifier: int = 0
     """0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetWill:
+    """A connection has a will; it replaces the one that the connection had."""
+
+    connection: int
+    uin: int
+    device: int
+    message: WillMessage
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndWill:
+    """A connection has ended. `publish`: not by a DISCONNECT that takes the will back."""
+
+    connection: int
+    publish: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ from gateway.options import Options
 from gateway.retained.client import RetainedClient
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import Tickets
-from gateway.wills.events import DeviceOpened, EndWill, SetWill
+from gateway.wills.events import DeviceOpened
 from gateway.wills.service import WillPublisher
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
@@ -339,9 +339,9 @@ class Service(RoleShell):
 
     # Inside.
 
-    def _step(self, event: ev.Event | SetWill | EndWill) -> None:
+    def _step(self, event: ev.Event | ev.SetWill | ev.EndWill) -> None:
         """Give an event of clients to the core that it is for."""
-        if isinstance(event, SetWill | EndWill):
+        if isinstance(event, ev.SetWill | ev.EndWill):
             self._wills.runner.step(event)
             return
         self._runner.step(event)

@@ -41,7 +41,6 @@ from gateway.clients.slow_consumers import SlowConsumers
 from gateway.mail.queue import MailQueue
 from gateway.mail.run import MailRun
 from gateway.options import Options
-from gateway.wills.events import EndWill, SetWill
 from pixiu.errors import Draining, Overloaded
 from pixiu.ids import EndpointID, SnowflakeID, device_of_name
 from pixiu.placement.big_rooms import VRooms
@@ -238,7 +237,7 @@ class Clients:
         options: Options,
         *,
         now: Callable[[], float],
-        step: Callable[[ev.Event | SetWill | EndWill], None],
+        step: Callable[[ev.Event | ev.SetWill | ev.EndWill], None],
         next_snowflake: Callable[[], SnowflakeID],
         publishers: Publishers,
         roles: Callable[[], Collection[str]],
@@ -390,18 +389,18 @@ class Clients:
         """Keep the will of an identified client, in place of what it had; `gateway.clients.access.check_will` has approved it.
         `delay_s`: from the end of the connection on. `extension`: of its record."""
         if will is None:
-            self.step(EndWill(connection.id, False))
+            self.step(ev.EndWill(connection.id, False))
             return
         # Where there are logins the client's name among the gateway's clients begins with its user.
         name = connection.client_id or ""
         device = device_of_name(name if connection.access is None else name.removeprefix(f"{connection.uin} "))
         message = WillMessage(will.topic, will.payload, will.qos, will.retain, extension)
         delay_ms = min(round(delay_s * 1000), MAX_DELAY_MS)
-        self.step(SetWill(connection.id, connection.uin, device, message, delay_ms))
+        self.step(ev.SetWill(connection.id, connection.uin, device, message, delay_ms))
 
     def end_will(self, connection: WithWill, publish: bool) -> None:
         """Handle the end of a client with its will. `publish`: it did not take the will back."""
-        self.step(EndWill(connection.id, publish))
+        self.step(ev.EndWill(connection.id, publish))
 
     def closed(self, connection: Pending, reason: int) -> None:
         """Remove a connection that ended. `reason`: of control.proto."""

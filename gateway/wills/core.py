@@ -21,7 +21,7 @@ from typing import Final
 from cluster.core.contract import NEVER, EndOfTurn, EventTable, SendControl, Settled, Tick
 from cluster.wills.will import Phase, State, Will, state_of
 from cluster.wire.v1 import control_pb2
-from gateway.events import RelaysChanged
+from gateway.events import EndWill, RelaysChanged, SetWill
 from gateway.wills import events as ev
 from gateway.wills.announcing import Announcer
 from pixiu.ids import EndpointID, gateway_msg_id
@@ -106,8 +106,8 @@ class Core(EventTable[ev.Effect]):
         self._due: list[tuple[float, int]] = []
         self._jobs: dict[int, _Job] = {}
         self._announcer = Announcer(self, self._next_token, self._confirmed)
-        self.on(ev.SetWill, self._on_set)
-        self.on(ev.EndWill, self._on_end)
+        self.on(SetWill, self._on_set)
+        self.on(EndWill, self._on_end)
         self.on(ev.DeviceOpened, self._on_opened)
         self.on(ev.WillAsked, self._on_asked)
         self.on(ev.WillDone, self._on_done)
@@ -160,7 +160,7 @@ class Core(EventTable[ev.Effect]):
 
     # --- connections
 
-    def _on_set(self, event: ev.SetWill, now: float, out: list[ev.Effect]) -> None:
+    def _on_set(self, event: SetWill, now: float, out: list[ev.Effect]) -> None:
         self._take_back(event.connection)
         if self.bytes + event.message.size > MAX_BYTES:
             self.counters.wills_refused += 1
@@ -175,7 +175,7 @@ class Core(EventTable[ev.Effect]):
         self.counters.wills_set += 1
         self._announcer.said(id_, event.uin)
 
-    def _on_end(self, event: ev.EndWill, now: float, out: list[ev.Effect]) -> None:
+    def _on_end(self, event: EndWill, now: float, out: list[ev.Effect]) -> None:
         if not event.publish:
             self._take_back(event.connection)
             return

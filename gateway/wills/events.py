@@ -5,28 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.core.contract import EndOfTurn, SendControl, Settled, Tick
-from cluster.wills.will import Will, WillMessage
-from gateway.events import RelaysChanged
+from cluster.wills.will import Will
+from gateway.events import EndWill, RelaysChanged, SetWill
 from pixiu.ids import EndpointID
-
-
-@dataclass(frozen=True, slots=True)
-class SetWill:
-    """A connection has a will; it replaces the one that the connection had."""
-
-    connection: int
-    uin: int
-    device: int
-    message: WillMessage
-    delay_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndWill:
-    """A connection has ended. `publish`: not by a DISCONNECT that takes the will back."""
-
-    connection: int
-    publish: bool
 
 
 @dataclass(frozen=True, slots=True)

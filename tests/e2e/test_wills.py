@@ -41,7 +41,7 @@ def kept_by_relays(cluster: LocalCluster, count: int) -> bool:
     for relay in cluster.processes("relay"):
         with urllib.request.urlopen(f"{relay['http']}/metrics", timeout=WAIT_S) as reply:
             lines = reply.read().decode().splitlines()
-        found += [float(line.rpartition(' ')[2]) for line in lines if line.startswith("pixiu_relay_wills{")]
+        found += [float(line.rpartition(" ")[2]) for line in lines if line.startswith("pixiu_relay_wills{")]
     return found == [count] * 2
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+import gateway.events as gw
 import gateway.wills.core
 import gateway.wills.events as ge
 import relay.wills.core
@@ -166,7 +167,7 @@ class World(Network):
         case = Case(f"will/{len(self.cases)}", uin, it, delay_ms, self.now, self._connections, it.run)
         self.cases[case.topic] = case
         self.step(it, ge.DeviceOpened(case.connection, uin, 1))
-        self.step(it, ge.SetWill(case.connection, uin, 1, WillMessage(case.topic, b"lost"), delay_ms))
+        self.step(it, gw.SetWill(case.connection, uin, 1, WillMessage(case.topic, b"lost"), delay_ms))
         for relay_ in self.relays:
             self.after(self.delay() * 5, self.came, relay_, (uin, 1, it.run), case.connection)
         for old in self.cases.values():
@@ -201,7 +202,7 @@ class World(Network):
         if gateway_lost and self.now - case.since < SOON_S:
             case.least = 0
         if not gateway_lost:
-            self.step(case.gateway, ge.EndWill(case.connection, lost))
+            self.step(case.gateway, gw.EndWill(case.connection, lost))
             for relay_ in self.relays:
                 self.after(0.4 + self.delay(), self.left, relay_, (case.uin, 1, case.run))
 
