@@ -235,7 +235,8 @@ def test_what_nobody_publishes_is_given_up_and_counted() -> None:
     [
         {"uin": 0}, {"id": 0}, {"id": 1 << 63}, {"device": 1 << 48}, {"phase": 7}, {"phase": 1},
         {"message": control_pb2.WillMessage(topic="")}, {"message": control_pb2.WillMessage(topic="t", qos=3)},
-        {"message": control_pb2.WillMessage(topic="t" * 5000)}, {"message": control_pb2.WillMessage(topic="t", payload=bytes(65537))},
+        {"message": control_pb2.WillMessage(topic="t" * 5000)},
+        {"message": control_pb2.WillMessage(topic="t", payload=bytes(65537))},
         {"message": control_pb2.WillMessage(topic="t", extension=bytes(65536))},
     ],
 )  # fmt: skip

@@ -212,9 +212,9 @@ class World(Network):
         if it.core is None:
             return
         endpoint = it.endpoint
-        effects = it.core.step(event, self.now)  # type: ignore[arg-type]
+        effects = it.core.step(event, self.now)
         if isinstance(it, Gateway):
-            effects = [*effects, *it.core.step(END_OF_TURN, self.now)]  # type: ignore[list-item]
+            effects = [*effects, *it.core.step(END_OF_TURN, self.now)]
         for effect in effects:
             if isinstance(effect, SendControl):
                 self.send(it, endpoint, effect)
@@ -237,7 +237,8 @@ class World(Network):
         handled: list[bool] = []
 
         def arrive(first: bool) -> None:
-            target = next((each for each in (*self.gateways, *self.relays) if each.endpoint == effect.peer), None)
+            everybody: list[Gateway | Relay] = [*self.gateways, *self.relays]
+            target = next((each for each in everybody if each.endpoint == effect.peer), None)
             if target is None or target.core is None:
                 return
             if first:
