@@ -7,6 +7,7 @@ import queue
 import signal
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
@@ -27,7 +28,12 @@ def client_with_will(port: int, user: str, topic: str, payload: bytes) -> paho.C
     connected: queue.Queue[int] = queue.Queue()
     client = paho.Client(CallbackAPIVersion.VERSION2, client_id=f"sensor-{user}", reconnect_on_failure=False)
     client.username_pw_set(user)
-    client.will_set(topic, payload, qos=1)
+    make: Any = Properties
+    properties, session = (make(PacketTypes.WILLMESSAGE), make(PacketTypes.CONNECT)) if five else (None, None)
+    if properties is not None and session is not None:
+        properties.WillDelayInterval = delay_s
+        session.SessionExpiryInterval = 3600
+    client.will_set(topic, payload, qos=1, retain=retain, properties=properties)
     client.on_connect = lambda _c, _u, _f, code, _p: connected.put(code.value)
     client.connect("127.0.0.1", port)
     client.loop_start()
