@@ -54,6 +54,9 @@ class AioClient:
         self._reading.cancel()
         sock = self._client._client.socket()
         assert sock is not None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(sock)  # another client may get the same descriptor
+        loop.remove_writer(sock)
         sock.close()
 
     async def disconnect(self) -> None:

@@ -1,7 +1,4 @@
-"""Driver of gmqtt. It has no WebSocket. Arguments and output: `tests.clients.script`.
-
-Its package brings folders `tests` and `examples`, so it comes from a folder of its own, behind this repository in the path.
-"""
+"""Driver of gmqtt. It has no WebSocket. Arguments and output: `tests.clients.script`."""
 
 from __future__ import annotations
 

@@ -88,6 +88,9 @@ def prepare(driver: Driver) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for command in driver.prepare:
         subprocess.run(command, cwd=folder, check=True)
+    if driver.path:
+        for ours in ("tests", "examples"):  # gmqtt's package has folders of these names
+            shutil.rmtree(Path(driver.path) / ours, ignore_errors=True)
 
 
 def run(driver: Driver, address: tuple[str, int], transport: str, version: str, ca: str) -> Found:

@@ -1,0 +1,37 @@
+"""paho and Mosquitto's clients play the script of `tests/clients` through a cluster, with MQTT 3.1.1 and 5."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from tests.clients.mosquitto_client import MosquittoClient
+from tests.clients.paho_client import PahoClient
+from tests.clients.script import Client, Script, Where
+from tests.support.cluster import LocalCluster
+
+LAYOUT = "nodes"
+CHECKS = ("connect", "qos0", "qos1", "qos2", "wildcard", "retained", "will", "shared")
+
+
+async def play(cluster: LocalCluster, make: Callable[[Where, str], Client]) -> None:
+    """The script at each gateway, with a version each, at the same time."""
+    found = await asyncio.gather(
+        *(
+            Script(lambda name, where=Where("127.0.0.1", port, "tcp", version, ""): make(where, name)).run()  # type: ignore[misc]
+            for port, version in zip(cluster.mqtt_ports(), ("3.1.1", "5"), strict=True)
+        )
+    )
+    assert found == [dict.fromkeys(CHECKS, "ok")] * 2
+
+
+async def test_paho_plays_the_script(cluster: LocalCluster) -> None:
+    await play(cluster, PahoClient)
+
+
+@pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="mosquitto-clients are not installed")
+async def test_mosquittos_clients_play_the_script(cluster: LocalCluster) -> None:
+    await play(cluster, MosquittoClient)
