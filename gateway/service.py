@@ -10,6 +10,7 @@ import os
 import random
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
@@ -32,6 +33,7 @@ from cluster.wire.v1 import control_pb2, delivery_pb2
 from gateway import events as ev
 from gateway.clients.clients import Clients
 from gateway.clients.publishing import ConfirmedPublishers
+from gateway.clients.sessions import sessions
 from gateway.core import Core
 from gateway.delivery.signal_table import SharedTable, folder_name, open_table
 from gateway.delivery.signals import SignalTable
@@ -126,6 +128,7 @@ class Service(RoleShell):
         context.streams.serve(DELIVER, delivery_pb2.DeliveryBatch.FromString, self._mail.deliver)
         context.metrics.collect_from(self._samples)
         context.pages["/connections"] = self._clients.page
+        context.queries["/sessions"] = partial(sessions, self._clients.everybody)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
 
     def _new_listeners(self, options: Options, tls: ListenerTls | None) -> list[Listener]:

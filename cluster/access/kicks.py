@@ -1,6 +1,6 @@
 """An operator's request to end sessions: those of a user, those opened with one key, certificate or authenticator, or all. Pure.
 
-    {"user": "alice"}   {"by": "jwt", "signed_by": "2026-a"}   {"by": "callback"}   {"everybody": true}
+    {"user": "alice"}   {"by": "jwt", "signed_by": "2026-a"}   {"by": "callback"}   {"everybody": true}   {"client": "sensor-7"}
 
 Source: docs/security.md, "Ending sessions".
 """
@@ -26,18 +26,22 @@ class Kick:
     by: str = ""
     signed_by: str = ""
     everybody: bool = False
+    client: str = ""
+    """Client ID, of any user."""
 
     def check(self) -> None:
         """Raise `InvalidArgument` if the request is invalid."""
-        if sum((bool(self.user), bool(self.by), self.everybody)) != 1:
-            raise InvalidArgument("give one of: USER (a name or a UIN), --by, --all")
+        if sum((bool(self.user), bool(self.by), self.everybody, bool(self.client))) != 1:
+            raise InvalidArgument("give one of: USER (a name or a UIN), --client, --by, --all")
         if self.by and self.by not in AUTHENTICATORS:
             raise InvalidArgument(f"--by {self.by}: must be one of {', '.join(AUTHENTICATORS)}")
         if self.signed_by and self.by not in ("jwt", "certificate"):
             raise InvalidArgument("--key: goes with --by jwt (a key's kid) or --by certificate (a serial number, hexadecimal)")
 
-    def fits(self, identity: Identity) -> bool:
-        """True if the request applies to an identity."""
+    def fits(self, identity: Identity, client: str = "") -> bool:
+        """True if the request applies to an identity, with this client ID."""
+        if self.client:
+            return self.client == client
         if self.user:
             # A service has no UIN, and is selected by its name.
             return self.user in (identity.user, str(identity.uin or identity.user))
@@ -57,4 +61,4 @@ def kick_of(text: str) -> Kick | None:
         found.check()
     except (ValueError, TypeError, RecursionError, InvalidArgument):
         return None
-    return found if all(isinstance(value, str) for value in (found.user, found.by, found.signed_by)) else None
+    return found if all(isinstance(value, str) for value in (found.user, found.by, found.signed_by, found.client)) else None

@@ -471,13 +471,13 @@ class LoginGuard:
         From now on they are allowed nothing; their owners are informed in slices.
         """
         kick = kick_of(request)
-        found = [] if kick is None else [session for session in self.sessions if kick.fits(session.identity)]
+        found = [] if kick is None else [session for session in self.sessions if kick.fits(session.identity, session.client_id)]
         for session in found:
             session.lose("an operator ended the session")
         self.counts["kicked"] += len(found)
-        if kick is not None and kick.user:
+        if kick is not None and (kick.user or kick.client):
             for session in found:
-                self._audit.write("kicked", user=session.identity.user, address=session.address)
+                self._audit.write("kicked", user=session.identity.user, address=session.address, client=session.client_id)
         elif kick is not None:
             self._audit.write("kicked", by=kick.by, signed_by=kick.signed_by, sessions=len(found))
         self._ending.add(found)

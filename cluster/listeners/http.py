@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
@@ -55,6 +55,7 @@ class HttpServer:
         self._metrics = metrics
         self._health = health
         self.pages: dict[str, Callable[[], dict[str, object]]] = {"/hot": hot}
+        self.queries: dict[str, Callable[[Mapping[str, str]], Awaitable[dict[str, object]]]] = {}
         """Path → returns its JSON, quickly. A role adds its own."""
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -158,6 +159,9 @@ class HttpServer:
         return web.Response(text=body, status=200 if serving else 503, content_type="application/json")
 
     async def _get_page(self, request: web.Request) -> web.Response:
+        query = self.queries.get(request.path)
+        if query is not None:
+            return web.json_response(await query(request.query))
         page = self.pages.get(request.path)
         if page is None:
             raise web.HTTPNotFound

@@ -233,6 +233,17 @@ class ServerSession:
         """Bytes that arrived and are not yet decoded to packets."""
         return self._decoder.buffered_bytes
 
+    @property
+    def outbound_bytes(self) -> int:
+        """Bytes of messages that wait until the client has read or acknowledged others."""
+        return self._sending.outbound.waiting_bytes if self._sending is not None else 0
+
+    @property
+    def backlog(self) -> tuple[int, int]:
+        """Messages that wait for an acknowledgement of the client, and bytes of messages that wait to be sent."""
+        outbound = self._sending.outbound if self._sending is not None else None
+        return (outbound.inflight, outbound.waiting_bytes) if outbound is not None else (0, 0)
+
     def next_deadline(self) -> float:
         """Time at which to call `timeout`, monotonic seconds; `NEVER`: not before another event.
 

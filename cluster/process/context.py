@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
@@ -111,6 +111,9 @@ class Context(Generic[OptionsT_co]):
 
     pages: dict[str, Callable[[], dict[str, object]]] = field(default_factory=dict)
     """Path of an HTTP page of the role → returns its JSON."""
+
+    queries: dict[str, Callable[[Mapping[str, str]], Awaitable[dict[str, object]]]] = field(default_factory=dict)
+    """Path of an HTTP page of the role → makes its JSON from the query of the URL."""
 
     end_session: Callable[[], None] = lambda: None
     """Ends the session with ZooKeeper, so that others may take this process's place; a new one is opened automatically."""

@@ -310,6 +310,7 @@ class RoleRun(Generic[OptionsT]):
             client_called=self._listeners.handshakes["clients"].called,
             hot_users=self._received.users,
             pages=self._http.pages,
+            queries=self._http.queries,
             turn=self._owner.turn,
             tls=self._listeners.tls,
         )

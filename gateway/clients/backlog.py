@@ -56,6 +56,11 @@ class Backlog:
         self.dropped = 0
         """Messages dropped so far."""
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait."""
+        return self._bytes
+
     def __bool__(self) -> bool:
         return bool(self._chunks)
 

@@ -14,8 +14,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.core.pacing import pacer_of
@@ -136,6 +136,15 @@ class ClientSession(ABC):
     def replaced(self, moved: bool) -> None:
         """End the connection and, if the protocol can, notify the client that a newer login took its place: of the same device
         (`moved`) or of another one."""
+
+    def shown(self) -> dict[str, Any]:
+        """What the page /sessions says of it. Sizes in bytes."""
+        now = self._clients.now()
+        return {
+            "id": self.id, "user": self.uin, "client": "", "protocol": "grpc", "backlog": self._backlog.waiting_bytes,
+            "inflight": 0, "dropped": self._backlog.dropped,
+            "held_s": {reason.value: round(now - since, 3) for reason, since in self.gate.reasons.items()},
+        }  # fmt: skip
 
     def catch_up(self) -> None:
         """Write what waits, as far as the client takes it."""
@@ -527,6 +536,10 @@ class Clients:
             "connections": len(self._connections), "pending": self._admission.pending, "held": len(self._held),
             "held_by_reason": self._held_by_reason(), "clients": clients,
         }  # fmt: skip
+
+    def everybody(self) -> list[ClientSession]:
+        """All identified clients."""
+        return list(self._connections.values())
 
     def _held_by_reason(self) -> dict[str, int]:
         found = dict.fromkeys((reason.value for reason in Hold), 0)

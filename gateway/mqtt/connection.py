@@ -10,6 +10,7 @@ import random
 import socket
 import time
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginSession
 from cluster.core.contract import NEVER
@@ -299,6 +300,14 @@ class MQTTConnection(ClientSession):
         if not self._wait(data, count):
             self.end(CloseReason.SLOW_CONSUMER, SLOW)
 
+    def shown(self) -> dict[str, Any]:
+        """As `ClientSession.shown`."""
+        inflight, waiting = self._session.backlog if self._session is not None else (0, 0)
+        shown = super().shown()
+        name = self.client_id or ""
+        shown["client"] = name if self.access is None else name.removeprefix(f"{self.uin} ")
+        return {**shown, "protocol": f"mqtt {self.dialect}", "inflight": inflight, "backlog": shown["backlog"] + waiting}
+
     def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
         """Write mail, as the client takes it."""
         if self._session is not None:
@@ -372,8 +381,49 @@ class MQTTConnection(ClientSession):
             self._timer.cancel()
         self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self.admitted, code)
 
-    def admitted(self, code: ReasonCode) -> None:
-        """Answer a CONNECT about which the decision took time."""
+    def _check_will(self, connect: Connect) -> None:
+        if connect.will is not None:
+            check_will(self.access, connect.will, self._clients.topics, self._clients.vrooms)
+
+    async def _ask_about_will(self, access: LoginSession, connect: Connect) -> None:
+        if connect.will is not None and foresee_will(access, connect.will, self._clients.topics, self._clients.vrooms):
+            await access.ask()
+        self._check_will(connect)
+
+    def _log_in(self, guard: LoginGuard, connect: Connect) -> ReasonCode | None:
+        """Ask the guard. Returns None if it answers later."""
+        assert self._transport is not None
+        address = host_of(self._transport)
+        encrypted: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        shown = encrypted.getpeercert(binary_form=True) if encrypted is not None else None
+        credentials = credentials_of(connect, address, shown or b"")
+        try:
+            identity = guard.check_now(credentials)
+            if identity is None or self._clients.tickets is not None or connect.will is not None:
+                task = self._loop.create_task(self._log_in_later(guard, credentials, identity, connect))
+                self._logging_in = task
+                return None
+            self.access = open_user(guard, identity, address, connect.client_id, self._login_over)
+        except PixiuError as error:
+            return code_of(error)
+        return ReasonCode.SUCCESS
+
+    async def _log_in_later(self, guard: LoginGuard, credentials: Credentials, identity: Identity | None, connect: Connect) -> None:
+        code = ReasonCode.SUCCESS
+        try:
+            if identity is None:
+                identity = await guard.check(credentials)
+            if self._clients.tickets is not None:
+                identity = await self._clients.tickets.admit(credentials, identity)
+            if self._session is None:
+                return  # gone meanwhile
+            self.access = open_user(guard, identity, credentials.address, credentials.client_id, self._login_over)
+            await self._ask_about_will(self.access, connect)
+        except PixiuError as error:
+            code = code_of(error)
+        self._admitted(code)
+
+    def _admitted(self, code: ReasonCode) -> None:
         if self._session is not None:
             self._perform(self._session.admitted(code, self._clients.now()))
 

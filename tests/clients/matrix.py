@@ -1,7 +1,7 @@
 """Run drivers of stock clients against a broker, over every transport and version, and print what works.
 
-    python -m tests.clients.matrix --mosquitto
-    python -m tests.clients.matrix --tcp 127.0.0.1:1883 --tls 127.0.0.1:8883 --ca ca.pem --ws 127.0.0.1:8080 --json result.json
+python -m tests.clients.matrix --mosquitto
+python -m tests.clients.matrix --tcp 127.0.0.1:1883 --tls 127.0.0.1:8883 --ca ca.pem --ws 127.0.0.1:8080 --json result.json
 """
 
 from __future__ import annotations

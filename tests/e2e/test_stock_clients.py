@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Callable
 
@@ -35,3 +36,26 @@ async def test_paho_plays_the_script(cluster: LocalCluster) -> None:
 @pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="mosquitto-clients are not installed")
 async def test_mosquittos_clients_play_the_script(cluster: LocalCluster) -> None:
     await play(cluster, MosquittoClient)
+
+
+async def test_sessions_lists_the_clients_of_all_gateways_by_their_ids(cluster: LocalCluster) -> None:
+    clients = [
+        PahoClient(Where("127.0.0.1", port, "tcp", version, ""), f"listed-{number}")
+        for number, (port, version) in enumerate(zip(cluster.mqtt_ports(), ("3.1.1", "5"), strict=True))
+    ]
+    for client in clients:
+        await client.connect()
+    try:
+        done = await asyncio.to_thread(cluster.pixiu, "sessions", "--client", "listed-", "--json")
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout)
+        assert {(each["client"], each["protocol"], each["backlog"]) for each in said["sessions"]} == {
+            ("listed-0", "mqtt 3", 0), ("listed-1", "mqtt 5", 0),
+        }  # fmt: skip
+        assert len({each["gateway"] for each in said["sessions"]}) == 2
+        one = await asyncio.to_thread(cluster.pixiu, "sessions", "--client", "listed-1")
+        assert "listed-1" in one.stdout
+        assert "listed-0" not in one.stdout
+    finally:
+        for client in clients:
+            await client.disconnect()

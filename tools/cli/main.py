@@ -42,6 +42,7 @@ COMMANDS: Final = {
     "probe": "tools.probe.command:probe",
     "presence": "tools.cli.messages:presence",
     "inbox": "tools.cli.inbox:inbox",
+    "sessions": "tools.cli.sessions:sessions",
     "topic": "tools.topics.command:topic",
 }
 """Name → module:function of the commands of `tools/`."""

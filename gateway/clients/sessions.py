@@ -1,0 +1,34 @@
+"""The page /sessions of a gateway: its clients, those with the most work first, or those whose client ID holds a text.
+
+Source: docs/operations.md, "Clients of gateways".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from gateway.clients.clients import ClientSession
+
+MAX_SHOWN: Final = 1000
+SLICE: Final = 1000
+"""Clients that are looked at in one turn of the event loop."""
+SORTS: Final = ("backlog", "inflight", "dropped")
+
+
+async def sessions(connections: Callable[[], Sequence[ClientSession]], query: Mapping[str, str]) -> dict[str, object]:
+    """The JSON of /sessions. `query`: `client`, a part of the client IDs to show; `sort`, of `SORTS`; `limit`."""
+    wanted, sort = query.get("client", ""), query.get("sort", SORTS[0])
+    limit = int(query["limit"]) if query.get("limit", "").isdecimal() else MAX_SHOWN
+    limit, sort = min(limit, MAX_SHOWN), sort if sort in SORTS else SORTS[0]
+    everybody = connections()
+    found: list[dict[str, Any]] = []
+    matching = 0
+    for start in range(0, len(everybody), SLICE):
+        part = [shown for session in everybody[start : start + SLICE] if wanted in (shown := session.shown())["client"]]
+        matching += len(part)
+        found = heapq.nlargest(limit, [*found, *part], key=lambda shown: (shown[sort], -shown["id"]))
+        await asyncio.sleep(0)
+    return {"connections": len(everybody), "matching": matching, "sessions": found}

@@ -1,0 +1,77 @@
+"""`pixiu sessions`: clients of all gateways, those with the most work first.
+
+Source: docs/operations.md, "Clients of gateways".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+from enum import Enum
+from typing import Annotated, Any, Final
+from urllib.parse import urlencode
+
+import typer
+from rich.table import Table
+
+from pixiu.discovery.node import Node
+from pixiu.errors import Unavailable
+from tools.cli.http import fetch
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json, visible
+from tools.cli.status import read_registry
+
+MAX_SHOWN: Final = 1000
+
+
+class Sort(str, Enum):
+    """What those that come first have most of."""
+
+    BACKLOG = "backlog"
+    INFLIGHT = "inflight"
+    DROPPED = "dropped"
+
+
+@guarded
+def sessions(
+    target: Target = DEFAULT_TARGET,
+    client: Annotated[str, typer.Option(help="Only clients whose ID contains this.", metavar="TEXT")] = "",
+    sort: Annotated[Sort, typer.Option(help="Largest first.")] = Sort.BACKLOG,
+    limit: Annotated[int, typer.Option(help="Number of clients shown.", min=1, max=MAX_SHOWN)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List clients of gateways: bytes that wait for each, messages that it has not acknowledged, messages dropped for it, and why it
+    is not read from. `pixiu kick --client ID` ends one."""
+    found, silent = asyncio.run(_ask(target, {"client": client, "sort": sort.value, "limit": str(limit)}))
+    shown = heapq.nlargest(limit, found, key=lambda each: (each[sort.value], -each["id"]))
+    if as_json:
+        print_json({"sessions": shown, "silent": silent})
+    else:
+        table = Table(box=None)
+        for name in ("client", "user", "gateway", "protocol", "backlog", "in flight", "dropped", "not read from, s"):
+            table.add_column(name)
+        for each in shown:
+            held = ", ".join(f"{reason} {seconds:.1f}" for reason, seconds in each["held_s"].items())
+            numbers = [str(each[name]) for name in ("backlog", "inflight", "dropped")]
+            table.add_row(visible(each["client"]), str(each["user"]), each["gateway"], each["protocol"], *numbers, held)
+        console().print(table)
+    if silent:
+        raise Unavailable(f"gateways that do not answer: {', '.join(silent)}; look at `pixiu status`")
+
+
+async def _ask(target: str, query: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Sessions of all gateways, and the gateways that do not answer."""
+    _, view, _ = await read_registry(target)
+    nodes = list(view.of_role("gateway"))
+    answers = await asyncio.gather(*(_one(node, query) for node in nodes))
+    found = [session for answer in answers if answer is not None for session in answer]
+    return found, [f"{node.host}:{node.http_port}" for node, answer in zip(nodes, answers, strict=True) if answer is None]
+
+
+async def _one(node: Node, query: dict[str, str]) -> list[dict[str, Any]] | None:
+    try:
+        _, body = await fetch(node.host, node.http_port, f"/sessions?{urlencode(query)}")
+        found: list[dict[str, Any]] = json.loads(body)["sessions"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return [{**session, "gateway": f"{node.host}:{node.mqtt_port}"} for session in found]
