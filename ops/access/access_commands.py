@@ -119,18 +119,15 @@ def kick(
     everybody: Annotated[bool, typer.Option("--all", help="Everybody who has logged in.")] = False,
     client: Annotated[str, typer.Option(help="The clients with this ID, as `pixiu sessions` shows it.", metavar="ID")] = "",
 ) -> None:
-    """End sessions: of a user, of a client ID, of everybody who logged in by one authenticator or one key, or of everybody. They may log in again,
-    unless a rule, the password file or the key set forbids it."""
+    """End sessions: of a user, of a client ID, of everybody who logged in by one authenticator or one key, or of everybody.
+    They may log in again, unless a rule, the password file or the key set forbids it."""
     from cluster.access.kicks import Kick
 
     kick_ = Kick(user, by, key, everybody, client)
     kick_.check()
     asyncio.run(_kick(target, kick_.text()))
-    who = (
-        user
-        or (f"the client {client}" if client else "")
-        or (f"all who came by {by}" + (f" ({key})" if key else "") if by else "everybody")
-    )
+    signed = f" ({key})" if key else ""
+    who = user or (f"the client {client}" if client else f"all who came by {by}{signed}" if by else "everybody")
     print_text(f"all gateways and proxies were notified to end the sessions of {who}")
 
 

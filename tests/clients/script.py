@@ -1,7 +1,7 @@
 """The script that every driver of a stock client plays, for clients in Python.
 
-A driver is called with HOST PORT TRANSPORT VERSION [CA]: `tcp`, `tls` or `ws`, and `3.1.1` or `5`. It prints a JSON object: each check
-with "ok", or what went wrong. All topics begin with a random prefix, so that drivers may share a broker.
+A driver is called with HOST PORT TRANSPORT VERSION [CA]: `tcp`, `tls` or `ws`, and `3.1.1` or `5`. It prints a JSON object: each
+check with "ok", or what went wrong. All topics begin with a random prefix, so that drivers may share a broker.
 
     connect    CONNACK accepts
     qos0..2    a message of that QoS arrives once, and with it

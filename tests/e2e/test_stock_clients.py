@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -20,12 +21,9 @@ CHECKS = ("connect", "qos0", "qos1", "qos2", "wildcard", "retained", "will", "sh
 
 async def play(cluster: LocalCluster, make: Callable[[Where, str], Client]) -> None:
     """The script at each gateway, with a version each, at the same time."""
-    found = await asyncio.gather(
-        *(
-            Script(lambda name, where=Where("127.0.0.1", port, "tcp", version, ""): make(where, name)).run()  # type: ignore[misc]
-            for port, version in zip(cluster.mqtt_ports(), ("3.1.1", "5"), strict=True)
-        )
-    )
+    versions = zip(cluster.mqtt_ports(), ("3.1.1", "5"), strict=True)
+    places = [Where("127.0.0.1", port, "tcp", version, "") for port, version in versions]
+    found = await asyncio.gather(*(Script(partial(make, where)).run() for where in places))
     assert found == [dict.fromkeys(CHECKS, "ok")] * 2
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
@@ -24,7 +24,7 @@ from tools.cli.status import read_registry
 MAX_SHOWN: Final = 1000
 
 
-class Sort(str, Enum):
+class Sort(StrEnum):
     """What those that come first have most of."""
 
     BACKLOG = "backlog"
@@ -40,8 +40,8 @@ def sessions(
     limit: Annotated[int, typer.Option(help="Number of clients shown.", min=1, max=MAX_SHOWN)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List clients of gateways: bytes that wait for each, messages that it has not acknowledged, messages dropped for it, and why it
-    is not read from. `pixiu kick --client ID` ends one."""
+    """List clients of gateways: bytes that wait for each, messages that it has not acknowledged, messages dropped for it, and
+    why it is not read from. `pixiu kick --client ID` ends one."""
     found, silent = asyncio.run(_ask(target, {"client": client, "sort": sort.value, "limit": str(limit)}))
     shown = heapq.nlargest(limit, found, key=lambda each: (each[sort.value], -each["id"]))
     if as_json:

@@ -58,6 +58,11 @@ async def test_sessions_are_counted_bounded_and_ended(tmp_path: Path, guards: Ca
     assert len(ended) == 3
     assert guard.kick(Kick("billing").text()) == 1
     service.close()
+    sensor = guard.open(Identity("dora", 10), "10.0.0.3", "sensor-7", ended.append)
+    assert guard.kick(Kick(client="sensor-8").text()) == 0
+    assert guard.kick(Kick(client="sensor-7").text()) == 1
+    assert not sensor.allows(SUBSCRIBE, -10)
+    sensor.close()
     assert mine[0].spend(50, 100) == 0
     assert mine[1].spend(150, 100) > 0  # of the user, whatever the session
     assert bob.spend(1, 100) == 0
