@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cluster.access.settings import parse
 from cluster.settings.options import load_options
 from cluster.trust.key_folder import add_key, use_key
 from pixiu.discovery.paths import PARTITIONED_ROLES, ROLES, STORES
@@ -67,3 +68,10 @@ def test_the_three_machines_make_one_cluster(tmp_path: Path) -> None:
     for role in STORES:  # a majority, so that no two sides of a cut confirm writes, and one machine may be away
         assert {machine[role][1].min_in_sync for machine in machines} == {2}
         assert len({machine[role][1].data_dir for machine in machines}) == len(MACHINES)
+
+
+def test_the_rules_of_the_devices_at_home_ask_about_what_is_bound_and_nothing_else() -> None:
+    path = EXAMPLES / "iot" / "access.toml"
+    settings = parse(path.read_text(), str(path))
+    assert settings.callbacks["home"].url == "http://127.0.0.1:8088/ask"
+    assert [rule.ask for rule in settings.rules] == ["", "", "home"]

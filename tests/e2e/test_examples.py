@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 
 import pixiu
@@ -109,3 +112,51 @@ def test_a_job_that_is_started_again_stores_what_is_new(small: LocalCluster, tmp
     file.write_text("".join(lines))
     assert output(small, "nightly_load.py", str(file)).endswith("stored 10\n")
     assert output(small, "nightly_load.py", str(file)).endswith("stored 0\n")
+
+
+async def test_devices_at_home_are_shown_live_and_their_alarms_reach_those_who_bound_them(small: LocalCluster) -> None:
+    port = str(small.mqtt_ports()[0])
+    home = subprocess.Popen(
+        command("iot/home.py", "--mqtt-port", port, "--port", "0"), env=environment(small), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert home.stdout is not None
+        url = (await asyncio.to_thread(home.stdout.readline)).strip()
+        asked = {"user": "7301", "uin": 7301, "action": "subscribe", "topic": "devices/device-1/telemetry"}
+        async with (
+            aiohttp.ClientSession() as http,
+            pixiu.connect(small.target, client="at-home") as px,
+            px.inbox(uin=7301, device="phone") as inbox,
+            asyncio.timeout(PATIENT_S),
+        ):
+
+            async def may() -> bool:
+                async with http.post(f"{url}/ask", json=asked) as answer:
+                    return bool((await answer.json())["allow"])
+
+            assert not await may()
+            async with http.post(f"{url}/bindings", data='{"user": "7301", "device": "device-1"}') as answer:
+                assert answer.status == 200
+            assert await may()
+            async with http.get(url) as page, http.get(f"{url}/events") as events:
+                assert "EventSource" in await page.text()
+                devices = ("iot/devices.py", "--port", port, "--devices", "1", "--seconds", "5")
+                simulated = asyncio.create_task(asyncio.to_thread(output, small, *devices))
+                shown: list[dict[str, Any]] = []
+                while not shown or shown[-1].get("status") != "offline":
+                    line = await events.content.readline()
+                    shown += [json.loads(line[6:])] if line.startswith(b"data: ") else []
+                assert await simulated == "10 readings of 1 devices\n"
+            readings = [said for said in shown if said["what"] == "telemetry"]
+            assert len(readings) == 10
+            assert [number for number, said in enumerate(readings) if said.get("alarm")] == [6]
+            mail = await anext(aiter(inbox))
+            assert (mail.payload, mail.lane) == (b"smoke at device-1: 0.04", 0)
+            async with http.delete(f"{url}/bindings", data='{"user": "7301", "device": "device-1"}') as answer:
+                assert answer.status == 200
+            assert not await may()
+            async with http.post(f"{url}/bindings", data="{}") as answer:
+                assert answer.status == 400
+    finally:
+        home.kill()
+        home.wait()
