@@ -1,7 +1,8 @@
 """An index of the tests by what the articles of docs/sources.md say.
 
 Each section of PiXiu is a file here and says which tests prove which of its sentences. NSQ and Swift are a file each, with a row
-for each statement about topics: N1 …, W1 …; numbers that are left out are of what NSQ's article says of other programs.
+for each statement about topics: N1 …, W1 …; numbers that are left out are of what NSQ's article says of other programs. Zhihu's and
+Tengruan's long connections share a file: Z1 …, T1 ….
 
 A sentence is a short paraphrase; a test is named as "folder/file::function", without "test_" and ".py".
 

@@ -25,7 +25,7 @@ MAX_SHOWN: Final = 1000
 
 
 class Sort(StrEnum):
-    """What those that come first have most of."""
+    """Number by which sessions are sorted."""
 
     BACKLOG = "backlog"
     INFLIGHT = "inflight"
