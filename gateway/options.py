@@ -10,6 +10,8 @@ from typing import Final
 from cluster.listeners.clients import ClientListener, ClientRoleOptions
 from cluster.settings.fields import bounded
 from cluster.settings.options import PacedOptions
+from gateway.doors.networks import Networks
+from gateway.doors.origins import Origins
 
 TABLE_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 
@@ -31,6 +33,25 @@ class Options(ClientRoleOptions, PacedOptions):
     """Port of MQTT without TLS beside it, where there is a tls_certificate. 0: none."""
     mqtt_plain: bool = False
     """Whether MQTT clients may log in from other machines without TLS."""
+    websocket_port: int = bounded(0, 0, 65_535)
+    """Port of MQTT over WebSocket (path /mqtt) at mqtt_host; by TLS where there is a tls_certificate. 0: none."""
+    websocket_origins: str = ""
+    """Web pages that may connect there, as origins with commas between, such as https://app.example.com; * for all. Empty: none,
+    only programs outside of browsers."""
+    proxy_networks: str = ""
+    """Networks of balancers, with commas between, such as 10.0.0.0/8: their connections by MQTT, WebSocket and HTTP must begin with
+    a header of the PROXY protocol, whose address counts as the client's. Empty: no connection may."""
+    api_port: int = bounded(0, 0, 65_535)
+    """Port of the HTTP API at client_host; by TLS where there is a tls_certificate. 0: none."""
+    api_origins: str = ""
+    """Web pages that may call the HTTP API (CORS), in the form of websocket_origins. Empty: none."""
+    api_connections: int = bounded(2000, 1, 100_000)
+    """Connections to the HTTP API at one time. For a new one beyond it the one that has been idle the longest is closed."""
+    api_logins: int = bounded(256, 1, 10_000)
+    """Logins that use the HTTP API at one time; beyond it they get 429. Each costs a connection to a proxy and some 100 KiB."""
+    api_ca: str = ""
+    """PEM file of the authority of the certificates that proxies, gateways and topics show to clients, or `system`: the HTTP API is
+    their client. Empty: they show none."""
     max_connections: int = bounded(20_000, 1, 10_000_000)
     """Client connections of all protocols at one time; more are refused."""
     address_connections_percent: int = bounded(75, 1, 100)
@@ -136,8 +157,14 @@ class Options(ClientRoleOptions, PacedOptions):
 
     def listen_ports(self) -> list[tuple[str, str, int]]:
         """(key, host, port) of each TCP port that must be free."""
-        mqtt = [("mqtt_port", self.mqtt_host, self.mqtt_port), ("mqtt_plain_port", self.mqtt_host, self.mqtt_plain_port)]
-        return [*super().listen_ports(), *(each for each in mqtt if each[2])]
+        keys = ("mqtt_port", "mqtt_plain_port", "websocket_port")
+        found = [*((key, self.mqtt_host, getattr(self, key)) for key in keys), ("api_port", self.api_host, self.api_port)]
+        return [*super().listen_ports(), *(each for each in found if each[2])]
+
+    @property
+    def api_host(self) -> str:
+        """Address of the HTTP API."""
+        return self.client_host or self.host
 
     def listeners(self) -> tuple[ClientListener, ...]:
         """Listeners on which clients connect."""
@@ -152,3 +179,12 @@ class Options(ClientRoleOptions, PacedOptions):
             yield "signal_table_name", "at most 100 letters, digits and the characters . _ - with a letter or digit first, or empty"
         if self.mqtt_plain_port and (not self.tls_certificate or self.mqtt_plain_port == self.mqtt_port):
             yield "mqtt_plain_port", "0 without a tls_certificate (mqtt_port is without TLS then), and another port than mqtt_port"
+        for key in ("websocket_origins", "api_origins"):
+            try:
+                Origins(getattr(self, key))
+            except ValueError as error:
+                yield key, f"origins with commas between, or *: {error}"
+        try:
+            Networks(self.proxy_networks)
+        except ValueError as error:
+            yield "proxy_networks", f"networks with commas between, such as 10.0.0.0/8: {error}"

@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,10 @@ from gateway.core import Core
 from gateway.delivery.signal_table import SharedTable, folder_name, open_table
 from gateway.delivery.signals import SignalTable
 from gateway.delivery.trace_files import TraceWriter, open_traces
+from gateway.doors.networks import Networks
+from gateway.doors.origins import Origins
+from gateway.doors.proxied import ProxyDoor
+from gateway.doors.websocket import WebSocketConnection, WebSockets
 from gateway.grpc.mail_streams import MailDeliveryService
 from gateway.grpc.subscriber import SubscriberService
 from gateway.membership.controls import event_of, signals_delivered
@@ -117,6 +122,12 @@ class Service(RoleShell):
             turn=context.turn,
             retainer=self._retained,
         )
+        self._behind = ProxyDoor(Networks(context.options.proxy_networks), self._clients)
+        self._websockets = WebSockets(
+            self._clients,
+            lambda: cast(asyncio.Protocol, MQTTConnection(self._clients)),
+            Origins(context.options.websocket_origins),
+        )
         self._listeners = self._new_listeners(context.options, context.client_tls)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)
         self._signal_table: SharedTable | None = None
@@ -132,17 +143,22 @@ class Service(RoleShell):
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
 
     def _new_listeners(self, options: Options, tls: ListenerTls | None) -> list[Listener]:
-        """Listeners for MQTT clients; the registry knows the first one's port."""
-        clients = self._clients
+        """Listeners for clients of MQTT and of WebSocket; the registry knows the first one's port."""
+        clients, behind = self._clients, self._behind
 
-        def plain() -> asyncio.Protocol:
+        def mqtt() -> asyncio.Protocol:
             return cast(asyncio.Protocol, MQTTConnection(clients))
 
-        if tls is None:
-            return [Listener(plain, options.mqtt_host, options.mqtt_port)]
-        found = [Listener(lambda: TlsHandshake(clients, tls, plain), options.mqtt_host, options.mqtt_port)]
+        def listens(connect: Callable[[], asyncio.Protocol], host: str, option: str, *, plain: bool = False) -> Listener:
+            by_tls = tls is not None and not plain
+            taken = (lambda: TlsHandshake(clients, cast(ListenerTls, tls), connect)) if by_tls else connect
+            return Listener(taken, host, getattr(options, option), option, behind)
+
+        found = [listens(mqtt, options.mqtt_host, "mqtt_port")]
         if options.mqtt_plain_port:
-            found.append(Listener(plain, options.mqtt_host, options.mqtt_plain_port, "mqtt_plain_port"))
+            found.append(listens(mqtt, options.mqtt_host, "mqtt_plain_port", plain=True))
+        if options.websocket_port:
+            found.append(listens(lambda: WebSocketConnection(self._websockets), options.mqtt_host, "websocket_port"))
         return found
 
     def _enter_effects(self) -> None:
@@ -418,6 +434,8 @@ class Service(RoleShell):
         table, core = self._signal_table, self._core
         samples: dict[str, object] = {"signal_table_shared": int(table is not None and not table.problem)}
         samples |= self._clients.samples()
+        samples["proxy_headers_refused_total{reason}"] = dict(self._behind.refused)
+        samples["websockets_refused_total{reason}"] = dict(self._websockets.refused)
         samples["connections_without_descriptor_total"] = sum(listener.refused for listener in self._listeners)
         samples |= self._guard.samples() if self._guard is not None else {}
         samples |= self._tickets.samples() if self._tickets is not None else {}

@@ -1,4 +1,4 @@
-"""The socket on which MQTT clients connect.
+"""The sockets on which clients connect by MQTT, WebSocket and HTTP.
 
 It is bound before the gateway registers, because the gateway's node names the port; it listens when the gateway is Running.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cluster.listeners.server import files_for_mqtt
+from gateway.doors.proxied import ProxyDoor
 from pixiu.errors import ConfigurationError, Unavailable
 
 ACCEPTS: Final = 8
@@ -28,17 +29,25 @@ LISTEN_BACKLOG: Final = 1024
 
 
 class Listener:
-    """Listens for MQTT clients.
+    """Listens for clients.
 
     Of clients that connect together a few are accepted at a time, and the kernel keeps the others: nobody else is served meanwhile.
 
     Args:
         connect: makes the protocol of a new connection.
         option: name of the option for the port.
+        behind: finds the client behind a balancer; None: connections are the clients' own.
     """
 
-    def __init__(self, connect: Callable[[], asyncio.Protocol], host: str, port: int, option: str = "mqtt_port") -> None:
-        self._connect, self._host, self._port, self._option = connect, host, port, option
+    def __init__(
+        self,
+        connect: Callable[[], asyncio.Protocol],
+        host: str,
+        port: int,
+        option: str = "mqtt_port",
+        behind: ProxyDoor | None = None,
+    ) -> None:
+        self._connect, self._host, self._port, self._option, self._behind = connect, host, port, option, behind
         self._sockets: list[socket.socket] = []
         self.refused = 0
         """Connections closed at once, because the remaining descriptors are not for clients."""
@@ -56,7 +65,7 @@ class Listener:
             if error.errno == errno.EADDRINUSE:
                 text = f"gateway.{self._option}: {where} is taken by another process; choose another port, or 0 for any"
                 raise ConfigurationError(text) from None
-            raise Unavailable(f"gateway.mqtt_host: cannot listen on {where}: {error.strerror}") from None
+            raise Unavailable(f"gateway.{self._option}: cannot listen on {where}: {error.strerror}") from None
         self._sockets = [socket.socket(fileno=os.dup(bound.fileno())) for bound in server.sockets]
         server.close()  # it has bound all addresses of the host; they are accepted from here
         return int(self._sockets[0].getsockname()[1])
@@ -107,8 +116,10 @@ class Listener:
 
     async def _open(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        with contextlib.suppress(OSError):
-            await asyncio.get_running_loop().connect_accepted_socket(self._connect, connection)
+        client = connection if self._behind is None else await self._behind.client_of(connection)
+        if client is not None:
+            with contextlib.suppress(OSError):
+                await asyncio.get_running_loop().connect_accepted_socket(self._connect, client)
 
 
 def _files() -> int:
