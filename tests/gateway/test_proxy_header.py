@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator
+from ipaddress import ip_address
 
 import pytest
 from hypothesis import given
