@@ -18,6 +18,7 @@ from typing import Final, cast
 from google.protobuf.message import DecodeError
 
 from cluster.access.logins import guard_of
+from cluster.access.revoking import revoke
 from cluster.core.contract import END_OF_TURN, TICK, RecordsReceived, Settled
 from cluster.core.role import RoleShell, Runner, totals
 from cluster.links.api import Outcome, Peer, PeerState
@@ -45,6 +46,11 @@ from gateway.doors.proxied import ProxyDoor
 from gateway.doors.websocket import WebSocketConnection, WebSockets
 from gateway.grpc.mail_streams import MailDeliveryService
 from gateway.grpc.subscriber import SubscriberService
+from gateway.http.api import Api
+from gateway.http.bounded import Connections
+from gateway.http.logins import Logins
+from gateway.http.revoking import Revoker
+from gateway.http.server import ApiServer
 from gateway.membership.controls import event_of, signals_delivered
 from gateway.mqtt.connection import MQTTConnection
 from gateway.mqtt.listener import Listener
@@ -68,6 +74,8 @@ from pixiu.wire.v1 import wire_pb2_grpc
 from registry.mailbox import Requests
 
 DRAIN_POLL_S: Final = 0.05
+API_PROXIES: Final = 8
+"""Proxies that clients of the HTTP API are given at first; they learn of the others."""
 CLIENT_WAIT: Final = (
     "Time that the oldest message had waited when a client took what was written; of MQTT clients only when they lag."
 )
@@ -128,6 +136,8 @@ class Service(RoleShell):
             lambda: cast(asyncio.Protocol, MQTTConnection(self._clients)),
             Origins(context.options.websocket_origins),
         )
+        self._revocations = Requests(context.zookeeper, paths.revocations(context.root), self._end_revoked)
+        self._api = self._new_api(context) if context.options.api_port else None
         self._listeners = self._new_listeners(context.options, context.client_tls)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)
         self._signal_table: SharedTable | None = None
@@ -159,7 +169,26 @@ class Service(RoleShell):
             found.append(listens(mqtt, options.mqtt_host, "mqtt_plain_port", plain=True))
         if options.websocket_port:
             found.append(listens(lambda: WebSocketConnection(self._websockets), options.mqtt_host, "websocket_port"))
+        if self._api is not None:
+            found.append(listens(self._api.connect, options.api_host, "api_port"))
         return found
+
+    def _new_api(self, context: Context[Options]) -> ApiServer:
+        """The HTTP API, a client of the proxies that the registry knows."""
+        options = context.options
+
+        def target() -> str:
+            proxies = [node.client_address for node in context.view.running("proxy")]
+            random.shuffle(proxies)
+            return ",".join(proxies[:API_PROXIES])
+
+        self._logins = Logins(target, options.api_logins, options.api_ca)
+        self._revoker = Revoker(context.zookeeper, context.root, context.audit)
+        api = Api(self._guard, self._logins, self._revoker.revoke, lambda: self._clients.draining)
+        context.metrics.collect_from(lambda: [*server.samples(), *self._logins.samples()])
+        connections = Connections(options.api_connections, options.address_connections_percent)
+        server = ApiServer(api, Origins(options.api_origins), connections)
+        return server
 
     def _enter_effects(self) -> None:
         effects, clients = self._runner.effects, self._clients
@@ -218,6 +247,10 @@ class Service(RoleShell):
         if self._guard is not None:
             self._guard.start()
             self._kicks.start()
+            self._revocations.start()
+        if self._api is not None:
+            await self._api.start()
+            self._logins.start()
         for listener in self._listeners:
             await listener.start()
         self.every(KEYS_S, self._look_at_digest_keys)
@@ -235,10 +268,15 @@ class Service(RoleShell):
         """Close everything that remains."""
         for listener in self._listeners:
             listener.close()
+        if self._api is not None:
+            await self._api.close()
+            await self._logins.close()
+            await self._revoker.close()
         self._mail.stop()
         self._clients.stop()
         if self._guard is not None:
             await self._kicks.stop()
+            await self._revocations.stop()
             await self._guard.close()
         if self._tickets is not None:
             await self._tickets.close()
@@ -370,6 +408,10 @@ class Service(RoleShell):
     def _kick(self, request: str) -> None:
         if self._guard is not None:
             self._guard.kick(request)
+
+    def _end_revoked(self, request: str) -> None:
+        if self._guard is not None:
+            revoke(self._guard, self._context.audit, request)
 
     def _look_at_digest_keys(self) -> None:
         if self._core is not None:

@@ -83,6 +83,9 @@ TICKET_KEYS: Final = "ticket_keys"
 RENEW_DAYS: Final = 30.0
 """A start renews certificates that expire within this number of days."""
 
+FOLLOWING: Final = ("websocket_port", "api_port")
+"""Ports that `--set gateway.…` gives to the first gateway; the others have the following ones."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions:
@@ -535,6 +538,10 @@ class LocalCluster:
             values["table_mb"] = self._table_mb
         values.update(ports)
         values.update(overrides_for(entry.role, options.settings))
+        if entry.role == "gateway":
+            for key in FOLLOWING:  # given for the first gateway
+                if str(values.get(key, "0")).isdecimal() and int(str(values.get(key, 0))):
+                    values[key] = int(str(values[key])) + entry.number
         if self.zookeeper is not None:
             values["cluster.registry_credentials_file"] = self.zookeeper.credentials.resolve()
         if options.secure:
@@ -543,6 +550,8 @@ class LocalCluster:
             values["cluster.ticket_key_dir"] = (options.data / TICKET_KEYS).resolve()
             if entry.role in CLIENT_ROLES:
                 values.setdefault("tls_certificate", (options.data / LISTENERS / f"{entry.role}.pem").resolve())
+            if entry.role == "gateway":
+                values.setdefault("api_ca", (options.data / LISTENERS / "ca.pem").resolve())
         return values
 
     def _spawn(self, coroutine: object, name: str) -> None:

@@ -58,6 +58,10 @@ class Remembered(Generic[Answer]):
         found = self._answers.get(self._digest(asked))
         return None if found is None else found[1]
 
+    def forget(self, asked: tuple[str, ...]) -> None:
+        """Forget an answer."""
+        self._answers.pop(self._digest(asked), None)
+
     def clear(self) -> None:
         """Forget all answers."""
         self._answers.clear()

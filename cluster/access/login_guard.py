@@ -29,7 +29,8 @@ from cluster.access.callback import Callback, Decider, Question, Unanswered
 from cluster.access.decisions import Remembered
 from cluster.access.files import Files, Proof, Stamp, stamp_of
 from cluster.access.kicks import kick_of
-from cluster.access.rules import NOTHING, Permissions, RuleSet, Target, name_of, topic_of
+from cluster.access.revocations import Revocation
+from cluster.access.rules import NOTHING, SUBSCRIBE, Permissions, RuleSet, Target, name_of, topic_of
 from cluster.access.settings import AccessSettings, Quota
 from cluster.access.visits import Visits
 from cluster.core.token_bucket import Meter, Meters
@@ -75,6 +76,8 @@ class LoginSession:
         self._permissions, self._as_of = permissions, guard.as_of
         self.rules_changed: Callable[[], None] = lambda: None
         """Called after the rules have changed: subscriptions and inboxes must still be allowed."""
+        self.revoked: Callable[[Revocation], list[str]] = lambda _revocation: []
+        """Ends the subscriptions that a revocation covers. Returns their topics."""
         self.client_id = ""
         self._guard = guard
         self._timer: asyncio.TimerHandle | None = None
@@ -483,6 +486,17 @@ class LoginGuard:
         self._ending.add(found)
         return len(found)
 
+    def forget(self, session: LoginSession, target: Target) -> None:
+        """Forget what callbacks have answered about a subscription."""
+        session.permissions.forget(SUBSCRIBE, target)
+        question = Question(session.identity, session.client_id, session.address, SUBSCRIBE, topic_of(target))
+        for decider in self._deciders.values():
+            decider.remembered.forget(question.key)
+
+    def may(self, identity: Identity, client_id: str, address: str, action: str, target: Target) -> bool:
+        """True if a login may do something, outside of a session; callbacks are not asked."""
+        return self._permissions(identity, client_id, address).allows(action, target)
+
     def end_users(self, uins: Container[int], why: str) -> int:
         """End all sessions of these users, for a reason in words. Returns their number."""
         found = [session for session in self.sessions if session.identity.uin in uins]
@@ -566,7 +580,7 @@ class LoginGuard:
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""
         found: dict[str, object] = {"access_sessions": len(self.sessions), "access_sessions_to_visit": self._to_visit}
-        for name in ("logins", "refused", "denied", "ids_refused", "expired", "kicked", "files_wrong"):
+        for name in ("logins", "refused", "denied", "ids_refused", "expired", "kicked", "revoked", "files_wrong"):
             found[f"access_{name}_total"] = self.counts[name]
         if self._callback is not None:
             found |= {"access_callback_asked_total": self._callback.asked, "access_callback_failed_total": self._callback.failed}

@@ -37,9 +37,11 @@ PRODUCE: Final = "produce"
 CONSUME: Final = "consume"
 CHANNEL: Final = "channel"
 TOPICS: Final = "topics"
+REVOKE: Final = "revoke"
+"""To end subscriptions of others. It has no target."""
 OF_TOPICS: Final = (PRODUCE, CONSUME, CHANNEL, TOPICS)
 """Actions on durable topics; their target is the topic's name."""
-ACTIONS: Final = (PUBLISH, SUBSCRIBE, SIGNAL, MAIL, INBOX, PRESENCE, IMPERSONATE, *OF_TOPICS)
+ACTIONS: Final = (PUBLISH, SUBSCRIBE, SIGNAL, MAIL, INBOX, PRESENCE, IMPERSONATE, REVOKE, *OF_TOPICS)
 ALL: Final = "*"
 
 Target = int | str
@@ -267,6 +269,10 @@ class Permissions:
         elif action in HELD and len(self._given) < MAX_GIVEN:
             self._given.add(question)
         return answer
+
+    def forget(self, action: str, target: Target) -> None:
+        """Forget what callbacks have granted."""
+        self._given = {given for given in self._given if given[1:] != (action, target)}
 
     def seen(self, action: str, target: Target) -> bool:
         """True if a decision is remembered; a new one is worth a line in the audit log."""

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from cluster.access.certificates import NAMES, CertificateSettings
 from cluster.access.decisions import WINDOW
-from cluster.access.rules import ACTIONS, IMPERSONATE, MAX_RULES, AccessRule
+from cluster.access.rules import ACTIONS, IMPERSONATE, MAX_RULES, REVOKE, AccessRule
 from cluster.access.tokens import ALGORITHMS, TokenSettings
 from cluster.settings.fields import show, unknown
 from cluster.trust.identity import UNUSABLE, text_of_claim
@@ -24,7 +24,7 @@ from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, is_filter
 
 TABLES: Final = ("jwt", "password", "callback", "callbacks", "certificate", "quota", "rule")
 RULE_KEYS: Final = ("allow", "deny", "ask", "callback", "users", "groups", "claims", "rooms", "topics", "uins")
-ASKED: Final = tuple(action for action in ACTIONS if action != IMPERSONATE)
+ASKED: Final = tuple(action for action in ACTIONS if action not in (IMPERSONATE, REVOKE))
 """Actions that callbacks decide on: impersonation is a property of the login, and known from the beginning."""
 MAX_CALLBACKS: Final = 100
 _RANGE: Final = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")

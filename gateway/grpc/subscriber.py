@@ -16,6 +16,7 @@ import grpc.aio
 
 from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.access.logins import address_of, brought
+from cluster.access.revocations import Revocation
 from cluster.core.reading_gate import Hold
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.request_limits import MAX_NAMES
@@ -29,7 +30,7 @@ from gateway.mail.queue import OVERRUN, acknowledged_ranges
 from gateway.mail.run import MailRun
 from pixiu.errors import InvalidArgument, LimitError, LoginReplaced, NotAllowed, NotServed, Overloaded, PixiuError
 from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
-from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, TopicRefusal, parse_filter
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, room_of_topic
 from pixiu.rpc.duplex import Carrier, Duplex
 from pixiu.rpc.grpc_streams import PUSHBACK, GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
@@ -171,6 +172,21 @@ class _Stream(ClientSession):
             check_stream(self.access, self.uin, self.channels, chat=self.chat, mail=self.mail)
         except NotAllowed as error:
             self.login_over(str(error))
+
+    def revoke(self, revocation: Revocation) -> list[str]:
+        """Leave what a revocation covers, and notify the client. Returns the topics."""
+        found = {channel: name for channel in self.channels if revocation.covers(name := _name(channel))}
+        own = f"{USER_PREFIX}{self.uin}"
+        user = (self.chat or self.mail) and revocation.covers(own)
+        if not found and not user:
+            return []
+        self.channels.difference_update(found)
+        self._clients.step(ev.Leave(self.id, list(found), user, user and self.mail))
+        self.chat, self.mail = self.chat and not user, self.mail and not user
+        rooms = [room for room, topic in found if topic is None]
+        topics = [name for (_, topic), name in found.items() if topic is not None] + ([own] if user else [])
+        self.reply(wire_pb2.SubscribeReply(revoked_rooms=rooms, revoked_topics=topics, error_text=revocation.reason))
+        return [*found.values(), *([own] if user else [])]
 
     def replaced(self, moved: bool) -> None:
         """Notify the client, and end the stream."""
@@ -480,6 +496,7 @@ async def _log_in(
         identity = await tickets.admit(credentials, identity)
     access = open_user(guard, identity, credentials.address, client, stream.login_over)
     access.rules_changed = stream.rules_changed
+    access.revoked = stream.revoke
     await access.charge_call()
     return access
 
@@ -532,12 +549,9 @@ def _channels(rooms: Iterable[int], topics: Iterable[str], clients: Clients) -> 
     return found
 
 
-def _outside_vrooms(room: int, clients: Clients) -> str:
-    """Name of a room. Raises `InvalidArgument` for a VRoom."""
-    if clients.vrooms.is_vroom(room):
-        big = clients.vrooms.shown(room)
-        raise InvalidArgument(f"{room} is the number of a VRoom, which cannot be joined; join the big room {big}")
-    return f"{ROOM_PREFIX}{room}"
+def _name(channel: tuple[int, bytes | None]) -> str:
+    room, topic = channel
+    return f"{ROOM_PREFIX}{room}" if topic is None else topic.decode()
 
 
 def _names(request: wire_pb2.SubscribeRequest) -> int:

@@ -328,6 +328,10 @@ class MQTTConnection(ClientSession):
         """Its filters; None: the session is over."""
         return self._session.subscriptions.filters if self._session is not None else None
 
+    def forget(self, names: Sequence[str]) -> list[tuple[str, RoomID | UIN]]:
+        """Remove filters that the client may not have any more. Returns those that were there, with their rooms."""
+        return self._session.subscriptions.leave(names) if self._session is not None else []
+
     def passed(self, size: int) -> None:
         """Note that `size` bytes of QoS 0 that it published are no longer in flight."""
         self._publishing.passed(size)
@@ -572,6 +576,7 @@ class MQTTConnection(ClientSession):
         else:
             self.uin = self.access.identity.uin
             self.access.rules_changed = self._rules_changed
+            self.access.revoked = self._subscribing.revoke
             # Two users may have clients of the same name, and neither must end the other's.
             self.client_id = f"{self.uin} {effect.client_id}"
         self._publishing.earlier = self._clients.client_ids.take_over(self.client_id, self)

@@ -78,6 +78,9 @@ class MQTTClient(Protocol):
     def subscribed(self, packet_id: int, codes: Sequence[int]) -> None:
         """Answer a SUBSCRIBE."""
 
+    def forget(self, names: Sequence[str]) -> list[tuple[str, RoomID | UIN]]:
+        """Remove filters. Returns those that were there, with their rooms."""
+
     def end(self, reason: CloseReason, text: str) -> None:
         """End the connection to the client."""
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from cluster.access.revocations import Revocation
 from cluster.core.reading_gate import Hold
 from cluster.mqtt.events import SubscribeFilters, UnsubscribeFilters
 from cluster.mqtt.reason_codes import ReasonCode
@@ -76,6 +77,13 @@ class Subscribing:
         self._clients.step(ev.Leave(self._client.id, filters, user, user and self._takes_mail))
         self._takes_mail = self._takes_mail and not user
         self.pace(len(effect.filters))
+
+    def revoke(self, revocation: Revocation) -> list[str]:
+        """Leave what a revocation covers. Returns the filters. MQTT has no message for it."""
+        names = [name for name in self._client.subscriptions or {} if revocation.covers(name)]
+        if names:
+            self.unsubscribe(UnsubscribeFilters(self._client.forget(names)))
+        return names
 
     def pace(self, changes: int, *, joined: bool = False) -> None:
         """Charge joins, leaves or vain requests, and read on when the rate allows it."""

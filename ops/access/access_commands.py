@@ -67,7 +67,7 @@ def token(
 @guarded
 def try_rules(
     user: User,
-    action: Annotated[str, typer.Argument(help="publish, subscribe, signal, mail, inbox, presence or impersonate.")],
+    action: Annotated[str, typer.Argument(help="publish, subscribe, signal, mail, inbox, presence, impersonate or revoke.")],
     target: Annotated[str, typer.Argument(help="room/NUMBER, user/UIN or a topic.", metavar="TARGET")],
     file: Annotated[Path, typer.Option("--file", help="The access file.", metavar="FILE")],
     uin: Uin = 0,
@@ -77,7 +77,7 @@ def try_rules(
     as_json: AsJson = False,
 ) -> None:
     """Show whether a login may do something, and which rule decides. Exit code 0: allowed, 1: denied."""
-    from cluster.access.rules import ACTIONS, IMPERSONATE, Permissions, RuleSet, of_topic_name
+    from cluster.access.rules import ACTIONS, IMPERSONATE, REVOKE, Permissions, RuleSet, of_topic_name
     from cluster.access.settings import parse
     from cluster.trust.identity import Identity
 
@@ -92,7 +92,7 @@ def try_rules(
     said = dict(claim.split("=", 1) for claim in claims or ())
     identity = Identity(user, uin, frozenset(groups or ()), said)
     permissions = Permissions(identity, RuleSet(settings.rules), client_id)
-    what = "*" if action == IMPERSONATE else of_topic_name(target)
+    what = "*" if action in (IMPERSONATE, REVOKE) else of_topic_name(target)
     allowed, rule = permissions.allows(action, what), permissions.rule_of(action, what)
     names = {
         0: "no rule matches: denied",

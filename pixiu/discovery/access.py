@@ -83,6 +83,8 @@ RULES: Final = (
     PathRule("/drain/{endpoint}", _all("r", *ROLES)),
     PathRule("/kick", _all("r", "gateway", "proxy"), directory=True),
     PathRule("/kick/r…", _all("r", "gateway", "proxy")),
+    PathRule("/revoke", _all("rcd", "gateway"), directory=True),
+    PathRule("/revoke/r…", _all("r", "gateway")),
     PathRule("/worker", _all("rc", "gateway", "proxy"), directory=True),
     PathRule("/worker/{k}", _all("rw", "gateway", "proxy")),
     PathRule("/instance", _all("rc", "gateway"), directory=True),

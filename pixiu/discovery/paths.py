@@ -177,6 +177,11 @@ def kicks(root: str) -> str:
     return f"{root}/kick"
 
 
+def revocations(root: str) -> str:
+    """Directory of the requests to end subscriptions."""
+    return f"{root}/revoke"
+
+
 def settings(root: str) -> str:
     """Node of the settings that change at run time."""
     return f"{root}/settings"

@@ -32,7 +32,7 @@ from pixiu.client.options import MAX_CLIENT_NAME_BYTES, ClientOptions
 from pixiu.client.receive.gateway_connection import ConnectionContext, GatewayConnection
 from pixiu.client.receive.gateway_stream import GatewayStream, Waiter
 from pixiu.client.timeouts import within
-from pixiu.errors import InvalidArgument, NotConnected, OutcomeUnknown, PixiuError, Unavailable
+from pixiu.errors import InvalidArgument, NotAllowed, NotConnected, OutcomeUnknown, PixiuError, Unavailable
 from pixiu.ids import UIN
 from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.wire.record import INBOX_LANES
@@ -331,6 +331,8 @@ class Inbox(GatewayConnection):
 
     async def _content(self, stream: GatewayStream, reply: wire_pb2.SubscribeReply, *, held: bool) -> None:
         self._nudge()
+        if reply.revoked_topics:
+            raise NotAllowed("the permission to read this inbox has ended" + (f": {reply.error_text}" if reply.error_text else ""))
         if not reply.mail and not reply.mail_count:
             return
         sound = self._intake.arrived(stream, reply.mail, reply.mail_count, asyncio.get_running_loop().time())

@@ -24,8 +24,9 @@ from pixiu.client.receive.gateway_connection import ConnectionContext, GatewayCo
 from pixiu.client.receive.gateway_stream import GatewayStream
 from pixiu.client.send.signals import RecentSignals
 from pixiu.client.send.streams import Receipt
-from pixiu.errors import InvalidArgument
+from pixiu.errors import InvalidArgument, NotAllowed
 from pixiu.ids import MAX_ROOM, is_within
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX
 from pixiu.wire.v1 import wire_pb2
 
 MAX_NAMES: Final = 100_000
@@ -34,6 +35,8 @@ MAX_OVERLAP_IDS: Final = 100_000
 """Limit of messages that are remembered while two gateways deliver the same ones, on a change of gateway."""
 LATE_S: Final = 10.0
 """Time after a change of gateway in which the new one, if it is slower, may still send what the old one sent already, seconds."""
+SHOWN_NAMES: Final = 3
+"""Limit of names in a text."""
 ASKS_FOR_REPLY: Final = b'"reply-to"'
 """Text in the extension of a request."""
 # Access by index, because this runs for every message.
@@ -289,6 +292,8 @@ class Subscription(GatewayConnection):
     # Inside: replies.
 
     async def _content(self, stream: GatewayStream, reply: wire_pb2.SubscribeReply, *, held: bool) -> None:
+        if reply.revoked_rooms or reply.revoked_topics:
+            self._revoked(stream, set(reply.revoked_rooms), set(reply.revoked_topics), reply.error_text)
         if reply.dropped:
             self.counters.dropped += reply.dropped
             self._call_back(self._on_dropped, reply.dropped)
@@ -296,6 +301,19 @@ class Subscription(GatewayConnection):
             if self._came and asyncio.get_running_loop().time() >= self._came_until:
                 self._came = set()
             await self._deliver(reply, self._came if not held or self._seen is None else self._seen, held=held)
+
+    def _revoked(self, stream: GatewayStream, rooms: set[int], topics: set[str], reason: str) -> None:
+        """Forget what is no longer allowed: the next gateway is not asked for it. Raises `NotAllowed` if nothing is left."""
+        self._rooms -= rooms
+        stream.rooms -= rooms
+        self._topics -= topics
+        stream.topics -= topics
+        self._chat = self._chat and f"{USER_PREFIX}{self._around.uin}" not in topics
+        text = ", ".join(sorted((*(f"{ROOM_PREFIX}{room}" for room in rooms), *topics))[:SHOWN_NAMES])
+        text = f"the permission to subscribe to {text} has ended" + (f": {reason}" if reason else "")
+        if not (self._rooms or self._topics or self._chat):
+            raise NotAllowed(text)
+        self._call_back(self._on_gap, text)
 
     async def _deliver(self, reply: wire_pb2.SubscribeReply, repeated: set[tuple[int, int]], *, held: bool) -> None:
         messages, damaged = messages_of(reply.batch, reply.count)

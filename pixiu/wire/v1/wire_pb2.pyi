@@ -404,6 +404,8 @@ class SubscribeReply(_message.Message):
     MAIL_FIELD_NUMBER: _builtins.int
     MAIL_COUNT_FIELD_NUMBER: _builtins.int
     MAX_NAMES_FIELD_NUMBER: _builtins.int
+    REVOKED_ROOMS_FIELD_NUMBER: _builtins.int
+    REVOKED_TOPICS_FIELD_NUMBER: _builtins.int
     batch: _builtins.bytes
     count: _builtins.int
     request: _builtins.int
@@ -425,6 +427,12 @@ class SubscribeReply(_message.Message):
     """of them"""
     max_names: _builtins.int
     """in the first reply: rooms, topics and acknowledgements of one request, together"""
+    @_builtins.property
+    def revoked_rooms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """left, because the permission has ended; error_text says why, or is empty"""
+
+    @_builtins.property
+    def revoked_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -440,10 +448,12 @@ class SubscribeReply(_message.Message):
         mail: _builtins.bytes = ...,
         mail_count: _builtins.int = ...,
         max_names: _builtins.int = ...,
+        revoked_rooms: _abc.Iterable[_builtins.int] | None = ...,
+        revoked_topics: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "count", b"count", "draining", b"draining", "dropped", b"dropped", "error_code", b"error_code", "error_text", b"error_text", "mail", b"mail", "mail_count", b"mail_count", "max_names", b"max_names", "request", b"request", "retry_after_ms", b"retry_after_ms", "uin", b"uin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "count", b"count", "draining", b"draining", "dropped", b"dropped", "error_code", b"error_code", "error_text", b"error_text", "mail", b"mail", "mail_count", b"mail_count", "max_names", b"max_names", "request", b"request", "retry_after_ms", b"retry_after_ms", "revoked_rooms", b"revoked_rooms", "revoked_topics", b"revoked_topics", "uin", b"uin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
