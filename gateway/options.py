@@ -36,8 +36,8 @@ class Options(ClientRoleOptions, PacedOptions):
     websocket_port: int = bounded(0, 0, 65_535)
     """Port of MQTT over WebSocket (path /mqtt) at mqtt_host; by TLS where there is a tls_certificate. 0: none."""
     websocket_origins: str = ""
-    """Web pages that may connect there, as origins with commas between, such as https://app.example.com; * for all. Empty: none,
-    only programs outside of browsers."""
+    """Web pages that may connect there, as origins with commas between, such as https://app.example.com; * for all. Empty: all
+    where clients have to log in, else none."""
     proxy_networks: str = ""
     """Networks of balancers, with commas between, such as 10.0.0.0/8: their connections by MQTT, WebSocket and HTTP must begin with
     a header of the PROXY protocol, whose address counts as the client's. Empty: no connection may."""

@@ -134,7 +134,7 @@ class Service(RoleShell):
         self._websockets = WebSockets(
             self._clients,
             lambda: cast(asyncio.Protocol, MQTTConnection(self._clients)),
-            Origins(context.options.websocket_origins),
+            Origins(context.options.websocket_origins, open_=self._guard is not None),
         )
         self._revocations = Requests(context.zookeeper, paths.revocations(context.root), self._end_revoked)
         self._api = self._new_api(context) if context.options.api_port else None

@@ -204,7 +204,7 @@ class WebSocketConnection(asyncio.Protocol):
         subprotocol = next((name for name in SUBPROTOCOLS if name in request.subprotocols), None)
         if request.target.partition("?")[0] != PATH:
             self._reject(404, "another path")
-        elif not self._shared.origins.allow(origin.decode("latin-1")):
+        elif not self._shared.origins.allow(origin.decode("latin-1"), request.host):
             self._reject(403, "origin")
         elif subprotocol is None:
             self._reject(400, "no subprotocol mqtt")

@@ -35,6 +35,8 @@ STATUS: Final[dict[type[PixiuError], int]] = {
     errors.LeaseExpired: 503,
     errors.TooFewInSync: 503,
     errors.DiskFull: 503,
+    errors.LimitError: 429,
+    errors.NotConnected: 503,
     errors.ConfigurationError: 500,
     errors.LocalError: 400,
 }
@@ -83,7 +85,7 @@ def busy(text: str, retry_after_s: int = RETRY_S) -> Refused:
 def answer_of(error: PixiuError) -> Answer:
     """Answer that reports an error of the SDK."""
     status = next((STATUS[base] for base in type(error).__mro__ if base in STATUS), 500)
-    own = isinstance(error, LocalError | LimitError) and not isinstance(error, errors.ConfigurationError | errors.LeaseExpired)
+    own = isinstance(error, LocalError | LimitError) and status < 500
     retry_s = -(-error.retry_after_ms // 1000)
     return Answer(
         status,

@@ -134,9 +134,8 @@ def publication_of(fields: Fields) -> Publication:
 
 def topic_of(name: object) -> tuple[int, str, int]:
     """Room, free topic or user that a topic's name stands for. Raises `Refused`."""
-    found = destination(_text(name, "topic")[: MAX_TOPIC_LENGTH + 1])
-    text = str(name)
-    _utf8(text, "topic")
+    text = _utf8(name, "topic").decode()
+    found = destination(text[: MAX_TOPIC_LENGTH + 1])
     if isinstance(found, TopicRefusal):
         raise bad(f"the topic cannot be used: {found.value}")
     if "\0" in text:

@@ -33,6 +33,8 @@ STREAMS: Final = ("/v1/events",)
 METHODS: Final = "GET, POST"
 HEADERS: Final = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID"
 ANSWERED_HEADERS: Final = "Retry-After, Idempotency-Replayed"
+GONE: Final = 499
+"""Status in metrics of a request whose client did not wait for the answer."""
 API_FAILED: Final = "api_failed"
 
 
@@ -100,15 +102,14 @@ class ApiServer:
             else:
                 async with asyncio.timeout(REQUEST_S):
                     response = await handler(request)
-        except ConnectionError:  # the client is gone, and so is its answer
-            response = web.Response(status=499)
         except Exception as error:
-            response = self._failed(request, error)
+            gone = isinstance(error, ConnectionError) and not isinstance(error, PixiuError)
+            response = web.Response(status=GONE) if gone else self._failed(request, error)
         finally:
             self._bodies.give_back(request)
             self.connections.ends(request.protocol)
             resource = request.match_info.route.resource
-            code = response.status if response is not None else 499
+            code = response.status if response is not None else GONE
             self._requests[resource.canonical if resource is not None else "other", code] += 1
         if not response.prepared:
             response.headers.update(request.get("cors", {}))

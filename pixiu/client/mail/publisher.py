@@ -62,7 +62,8 @@ class MailPublisher:
                 await worker.ready()
 
     def _offer(self, shell: MailShell, worker: WorkerLease, checked: Draft, receipt: MailReceipt) -> None:
-        message_id = worker.next() if checked.derived_id is None else checked.derived_id
+        own = worker.next()  # for a derived ID as well: the stream shows whose number it is
+        message_id = own if checked.derived_id is None else checked.derived_id
         receipt.begin(encode(checked, message_id, self._sender, self._limit), message_id)
         shell.offer(receipt)
 
