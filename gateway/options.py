@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.listeners.clients import ClientListener, ClientRoleOptions
+from cluster.listeners.networks import Networks
+from cluster.listeners.origins import Origins
 from cluster.settings.fields import bounded
 from cluster.settings.options import PacedOptions
-from gateway.doors.networks import Networks
-from gateway.doors.origins import Origins
 
 TABLE_NAME: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?")
 

@@ -18,10 +18,11 @@ from typing import Final, cast
 from google.protobuf.message import DecodeError
 
 from cluster.access.logins import guard_of
-from cluster.access.revoking import revoke
 from cluster.core.contract import END_OF_TURN, TICK, RecordsReceived, Settled
 from cluster.core.role import RoleShell, Runner, totals
 from cluster.links.api import Outcome, Peer, PeerState
+from cluster.listeners.networks import Networks
+from cluster.listeners.origins import Origins
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.map.digest import Digest, DigestRule
 from cluster.membership.map.digest_keys import KEYS_S, DigestKeys
@@ -35,13 +36,11 @@ from cluster.wire.v1 import control_pb2, delivery_pb2
 from gateway import events as ev
 from gateway.clients.clients import Clients
 from gateway.clients.publishing import ConfirmedPublishers
-from gateway.clients.sessions import sessions
+from gateway.clients.revoking import revoke
 from gateway.core import Core
 from gateway.delivery.signal_table import SharedTable, folder_name, open_table
 from gateway.delivery.signals import SignalTable
 from gateway.delivery.trace_files import TraceWriter, open_traces
-from gateway.doors.networks import Networks
-from gateway.doors.origins import Origins
 from gateway.doors.proxied import ProxyDoor
 from gateway.doors.websocket import WebSocketConnection, WebSockets
 from gateway.grpc.mail_streams import MailDeliveryService

@@ -17,8 +17,8 @@ from collections import Counter
 from typing import Any, Final, Protocol
 
 from cluster.core import log
+from cluster.listeners.networks import Networks
 from gateway.clients.clients import Pending
-from gateway.doors.networks import Networks
 from gateway.doors.proxy_header import HeaderRefused, Source, read_header
 
 HEADER_TIMEOUT_S: Final = 3.0

@@ -29,7 +29,7 @@ SIZES: Final = {TCP4: 12, TCP6: 36}
 
 
 class HeaderRefused(ValueError):
-    """What came is no header of the PROXY protocol, or not one for TCP. The text is a reason for people and metrics."""
+    """Refusal of bytes that are no header of the PROXY protocol, or not one for TCP. The text is a reason, for metrics as well."""
 
 
 class Source(NamedTuple):

@@ -35,8 +35,8 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from cluster.listeners.clients import host_of
+from cluster.listeners.origins import Origins
 from gateway.clients.clients import Clients
-from gateway.doors.origins import Origins
 
 PATH: Final = "/mqtt"
 SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")
@@ -55,7 +55,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass
 class WebSockets:
-    """What the WebSockets of one gateway share.
+    """Surroundings that the WebSockets of one gateway share.
 
     Args:
         connect: makes the protocol inside.
@@ -283,11 +283,11 @@ class WebSocketTransport(asyncio.Transport):
         self._wire.max_size = min(size, READ_BYTES)  # type: ignore[union-attr]  # asyncio's own
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Of the connection."""
+        """Return what is known of the connection."""
         return default if self._wire is None else self._wire.get_extra_info(name, default)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Of the connection."""
+        """Set the limits of the connection."""
         if self._wire is not None:
             self._wire.set_write_buffer_limits(high, low)
 
@@ -301,12 +301,12 @@ class WebSocketTransport(asyncio.Transport):
             self._connection.send(BytesMessage(data=bytes(data)))
 
     def pause_reading(self) -> None:
-        """Of the connection."""
+        """Stop reading from the connection."""
         if self._wire is not None:
             self._wire.pause_reading()
 
     def resume_reading(self) -> None:
-        """Of the connection."""
+        """Read from the connection again."""
         if self._wire is not None:
             self._wire.resume_reading()
 

@@ -53,7 +53,7 @@ CLIENT: Final = "http"
 
 
 class Caller(NamedTuple):
-    """Who calls."""
+    """Identity of a caller."""
 
     identity: Identity | None
     """None: nobody has to log in."""
@@ -108,11 +108,11 @@ class Api:
     # --- without a login
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Whether this gateway takes requests."""
+        """Report whether this gateway takes requests."""
         return _json(503, {"status": "draining"}) if self.draining() else _json(200, {"status": "ok"})
 
     async def description(self, _request: web.Request) -> web.Response:
-        """The description of the API."""
+        """Return the description of the API."""
         return web.Response(body=DESCRIPTION, content_type=JSON)
 
     # --- sending

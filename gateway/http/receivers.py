@@ -1,4 +1,4 @@
-"""What a login receives between requests: mail of a device, messages of a channel. Each is given out until it is acknowledged.
+"""Receivers that a login keeps between requests: mail of a device, messages of a channel.
 
 Source: docs/http.md, "Mail", "Durable topics".
 """

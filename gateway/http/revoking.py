@@ -9,9 +9,9 @@ import asyncio
 from typing import Final
 
 from cluster.access.revocations import Revocation
-from cluster.access.revoking import note_revocation
 from cluster.trust.audit import Audit
 from cluster.trust.identity import Identity
+from gateway.clients.revoking import note_revocation
 from gateway.http.answers import busy
 from pixiu.discovery import paths
 from pixiu.discovery.zookeeper import ZooKeeper

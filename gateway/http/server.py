@@ -14,8 +14,8 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from cluster.core import log
+from cluster.listeners.origins import Origins
 from cluster.metrics.metrics import Sample
-from gateway.doors.origins import Origins
 from gateway.http.answers import Answer, Refused, answer_of
 from gateway.http.api import Api, error_fields
 from gateway.http.bounded import BODIES, IDLE_S, Bodies, Connections

@@ -27,6 +27,15 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
+def refusal(parse: Callable[[Any], Any], fields: Any) -> str:
+    """Why a parser refuses something; empty if it does not."""
+    try:
+        parse(fields)
+    except Refused as refused:
+        return str(refused)
+    return ""
+
+
 def validator(schema: dict[str, Any]) -> Draft202012Validator:
     return Draft202012Validator({**schema, "components": OPENAPI["components"]})
 
@@ -39,11 +48,9 @@ def test_what_is_accepted_is_what_the_description_allows(name: str, data: st.Dat
     fields = data.draw(st.dictionaries(st.sampled_from([*schema["properties"], "other"]), VALUES, max_size=4))
     fields = json.loads(json.dumps(fields))
     described = validator(schema).is_valid(fields)
-    try:
-        PARSERS[name](fields)
-    except Refused as refused:
-        assert refused.answer.status == 400
-        assert not described or any(word in str(refused) for word in ("topic", "base64", "Unicode"))
+    refused = refusal(PARSERS[name], fields)
+    if refused:
+        assert not described or any(word in refused for word in ("topic", "base64", "Unicode"))
     else:
         assert described or None in fields.values() or 1.0 in fields.values()
 

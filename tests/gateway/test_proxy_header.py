@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.listeners.networks import Networks
 from gateway.clients.clients import Pending
 from gateway.doors import proxied
-from gateway.doors.networks import Networks
 from gateway.doors.proxied import ProxyDoor
 from gateway.doors.proxy_header import MAX_BINARY_BYTES, SIGNATURE, HeaderRefused, Source, read_header
 from gateway.mqtt.listener import Listener

@@ -11,10 +11,10 @@ from typing import cast
 import aiohttp
 import pytest
 
+from cluster.listeners.origins import Origins
 from cluster.mqtt import codec
 from cluster.mqtt.packets import Connack, Connect, Packet, Pingreq, Pingresp, Side
 from gateway.doors import websocket
-from gateway.doors.origins import Origins
 from gateway.doors.websocket import MAX_HANDSHAKE_BYTES, MAX_IDLE_FRAMES, WebSocketConnection, WebSockets
 from gateway.mqtt.connection import MQTTConnection
 from gateway.mqtt.listener import Listener
