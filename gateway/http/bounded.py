@@ -71,7 +71,7 @@ def _too_large() -> Refused:
 
 
 class Connections:
-    """The connections of the API: a bounded number, of which those that are idle make way.
+    """The connections of the API: a bounded number, of which those that are idle make way, for their own address first.
 
     Args:
         most: at one time. percent: of these that one address may have.
@@ -104,7 +104,8 @@ class Connections:
     def take(self, transport: asyncio.BaseTransport, handler: RequestHandler) -> bool:
         """Count a new connection. False: there is no place for it."""
         address = host_of(transport)
-        if self._counts.get(address, 0) >= self._of_address or (len(self) >= self._most and not self._make_way()):
+        of_address = self._counts.get(address, 0) >= self._of_address
+        if (of_address or len(self) >= self._most) and not self._make_way(address if of_address else None):
             self.refused += 1
             return False
         self._addresses[handler] = address
@@ -134,8 +135,9 @@ class Connections:
         if not self._counts[address]:
             del self._counts[address]
 
-    def _make_way(self) -> bool:
-        oldest = next(iter(self._idle), None)
+    def _make_way(self, address: str | None) -> bool:
+        """Close the connection, of an address if it is given, that is idle the longest. False: there is none."""
+        oldest = next((handler for handler in self._idle if address in (None, self._addresses[handler])), None)
         if oldest is not None:
             self._close(oldest)
         return oldest is not None

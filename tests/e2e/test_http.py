@@ -18,16 +18,16 @@ from typing import Any
 import aiohttp
 import paho.mqtt.client as paho
 import pytest
-from jsonschema import Draft202012Validator
+from paho.mqtt.enums import CallbackAPIVersion
 
 import pixiu
 import pixiu.testing
-from gateway.http.api import DESCRIPTION
+from gateway.http.api import Api
 from tests.support.logins import RULES, Logins
+from tests.support.openapi import OPENAPI, problem, schema_of_answer, template_of
 from tests.support.waiting import until
 
 WAIT_S = 60.0
-OPENAPI: dict[str, Any] = json.loads(DESCRIPTION)
 SERVICE_RULES = """
 [quota.groups.slow]
 messages_per_s = 5
@@ -102,11 +102,8 @@ class Http:
         """The status and JSON of an answer, which must be as described."""
         async with self.session.request(method, path, **more) as answer:
             status, found = answer.status, await answer.json()
-            described = operation(method, answer.url.path)["responses"][str(status)]
-            if "$ref" in described:
-                described = OPENAPI["components"]["responses"][described["$ref"].rpartition("/")[2]]
-            schema = described["content"]["application/json"]["schema"]
-            Draft202012Validator({**schema, "components": OPENAPI["components"]}).validate(found)
+            note(method, answer.url.path)
+            assert not problem(schema_of_answer(method, answer.url.path, status), found)
             if status in (429, 503) and "error" in found:
                 assert int(answer.headers["Retry-After"]) == found["error"]["retry_after_s"] >= 1
             return status, found
@@ -116,7 +113,7 @@ class Http:
         """A stream of events."""
         headers = {"Last-Event-ID": last} if last is not None else {}
         query = [("topic", topic) for topic in topics]
-        operation("GET", "/v1/events")
+        note("GET", "/v1/events")
         async with self.session.get("/v1/events", params=query, headers=headers) as answer:
             assert (answer.status, answer.content_type) == (200, "text/event-stream")
             yield Events(answer.content)
@@ -140,16 +137,9 @@ class Events:
         raise EOFError
 
 
-def operation(method: str, path: str) -> dict[str, Any]:
-    """What the description says of a route."""
-    words = path.split("/")
-    for template, methods in OPENAPI["paths"].items():
-        wanted = template.split("/")
-        if len(wanted) == len(words) and all(a == b or a.startswith("{") for a, b in zip(wanted, words, strict=True)):
-            used.add(f"{method} {template}")
-            found: dict[str, Any] = methods[method.lower()]
-            return found
-    raise AssertionError(f"{path} is not described")
+def note(method: str, path: str) -> None:
+    """Note that a route was called."""
+    used.add(f"{method} {template_of(path)}")
 
 
 async def test_what_is_published_arrives_as_events_and_a_reader_comes_back(world: World) -> None:
@@ -263,10 +253,10 @@ class Paho:
     def __init__(self, port: int, client: str, token: str) -> None:
         self.got: list[tuple[str, bytes]] = []
         self.subscribed: list[Any] = []
-        self.client = paho.Client(paho.CallbackAPIVersion.VERSION2, client, transport="websockets")
+        self.client = paho.Client(CallbackAPIVersion.VERSION2, client, transport="websockets")
         self.client.ws_set_options(path="/mqtt")
         self.client.username_pw_set("any", token)
-        self.client.on_message = lambda _client, _data, message: self.got.append((message.topic, message.payload))
+        self.client.on_message = lambda _client, _data, message: self.got.append((message.topic, bytes(message.payload)))
         self.client.on_subscribe = lambda _client, _data, _id, codes, _properties: self.subscribed.append(codes)
         self.client.connect("127.0.0.1", port)
         self.client.loop_start()
@@ -322,8 +312,6 @@ async def test_a_revocation_ends_subscriptions_at_all_gateways_and_nothing_else(
 
 
 def test_every_route_is_described_and_was_called() -> None:
-    from gateway.http.api import Api
-
     routes = {f"{method} {path}" for method, path, _ in Api(None, None, None, None).routes()}  # type: ignore[arg-type]
     described = {f"{method.upper()} {path}" for path, methods in OPENAPI["paths"].items() for method in methods}
     assert routes == described
