@@ -59,6 +59,10 @@ ACCESS_FILE_READ: Final = "access_file_read"
 ACCESS_FILE_WRONG: Final = "access_file_wrong"
 
 
+def _none(_revocation: Revocation) -> list[str]:
+    return []
+
+
 class LoginSession:
     """Session of one client at a port.
 
@@ -76,7 +80,7 @@ class LoginSession:
         self._permissions, self._as_of = permissions, guard.as_of
         self.rules_changed: Callable[[], None] = lambda: None
         """Called after the rules have changed: subscriptions and inboxes must still be allowed."""
-        self.revoked: Callable[[Revocation], list[str]] = lambda _revocation: []
+        self.revoked: Callable[[Revocation], list[str]] = _none
         """Ends the subscriptions that a revocation covers. Returns their topics."""
         self.client_id = ""
         self._guard = guard

@@ -270,9 +270,17 @@ class Api:
         response.headers.update(request.get("cors", {}))
         at = stream.ring.after(last) if last is not None else stream.ring.next
         await response.prepare(request)
-        async with asyncio.timeout(SLOW_S):
-            await response.write(b": connected\n\n" if at is not None else GAP.encode())
-        at = stream.ring.next if at is None else at
+        first, at = (b": connected\n\n", at) if at is not None else (GAP.encode(), stream.ring.next)
+        await response.write(first)
+        try:
+            await self._send_events(response, caller, stream, at)
+        except (TimeoutError, ConnectionError):  # the reader is too slow, or gone
+            if request.transport is not None:
+                request.transport.abort()
+        return response
+
+    async def _send_events(self, response: web.StreamResponse, caller: Caller, stream: EventStream, at: int) -> None:
+        """Send events from a number on, until the stream or the login ends. Raises `TimeoutError` for a reader that is too slow."""
         ends = caller.identity.expires_at if caller.identity is not None else math.inf
         while stream.error is None and not self.draining() and time.time() < ends:
             if at < stream.ring.first:
@@ -292,7 +300,6 @@ class Api:
         if stream.error is not None:
             answer = answer_of(stream.error)
             await response.write(f"event: end\ndata: {json.dumps({'code': answer.code, 'text': answer.text})}\n\n".encode())
-        return response
 
     # --- permissions
 

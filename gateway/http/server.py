@@ -120,7 +120,9 @@ class ApiServer:
     def _cors(self, request: web.Request) -> dict[str, str]:
         """Headers for a web page. Raises `Refused` for a page that may not call: its user may have opened it unaware."""
         origin = request.headers.get("Origin", "")
-        if not self._origins.allow(origin):
+        # Browsers leave the origin out of simple requests, and say that a page made them.
+        of_page = not origin and request.headers.get("Sec-Fetch-Site", "none") != "none"
+        if of_page or not self._origins.allow(origin):
             raise Refused(403, "ORIGIN", "web pages of this origin may not call here (gateway.api_origins)")
         if not origin:
             return {}

@@ -227,6 +227,8 @@ async def test_refusals_have_a_status_and_a_reason(world: World) -> None:
         assert (await http.call("GET", "/v1/events?topic=user/8"))[0] == 403
         assert (await http.call("POST", "/v1/revoke", json={"user": "bob", "filter": "#"}))[0] == 403
         assert (await http.call("POST", "/v1/publish", headers={"Origin": "https://evil.example.com"}, **publish))[0] == 403
+        page = {"Sec-Fetch-Site": "same-origin"}
+        assert (await http.call("GET", "/v1/inbox?device=phone", headers=page))[0] == 403, "a page whose name leads here"
         async with http.session.get("/v1/nothing") as answer:
             assert answer.status == 404
         async with http.session.options("/v1/publish", headers={"Origin": ORIGIN}) as answer:
