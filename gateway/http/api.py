@@ -271,8 +271,8 @@ class Api:
         at = stream.ring.after(last) if last is not None else stream.ring.next
         await response.prepare(request)
         first, at = (b": connected\n\n", at) if at is not None else (GAP.encode(), stream.ring.next)
-        await response.write(first)
         try:
+            await response.write(first)
             await self._send_events(response, caller, stream, at)
         except (TimeoutError, ConnectionError):  # the reader is too slow, or gone
             if request.transport is not None:

@@ -12,12 +12,25 @@ import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
+import aiohttp
 import pytest
 
+from cluster.listeners.networks import Networks
+from cluster.listeners.origins import Origins
 from cluster.mqtt import codec
 from cluster.mqtt.packets import Connect, Side
+from gateway.doors.proxied import ProxyDoor
 from gateway.doors.proxy_header import Source, read_header
+from gateway.doors.websocket import WebSocketConnection, WebSockets
+from gateway.http.api import Api
+from gateway.http.bounded import Connections
+from gateway.http.logins import Logins
+from gateway.http.server import ApiServer
+from gateway.mqtt.connection import MQTTConnection
+from gateway.mqtt.listener import Listener
+from tests.gateway.world import World
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
@@ -128,9 +141,13 @@ async def running(command: list[str], port: int, log: Path) -> AsyncIterator[Non
 
 def haproxy(folder: Path, port: int, ports: list[int]) -> list[str]:
     text = with_ports((ROOT / "haproxy/haproxy.cfg").read_text(), ports, r"10\.0\.0\.(\d):\d+")
-    text = text.replace("bind :1883", f"bind 127.0.0.1:{port}").replace("bind :8080", f"bind 127.0.0.1:{free_port()}")
-    text = text.replace("maxconn 100000", "maxconn 500")
-    (folder / "haproxy.cfg").write_text(text)
+    return run_haproxy(
+        folder, text.replace("bind :1883", f"bind 127.0.0.1:{port}").replace("bind :8080", f"bind 127.0.0.1:{free_port()}")
+    )
+
+
+def run_haproxy(folder: Path, text: str) -> list[str]:
+    (folder / "haproxy.cfg").write_text(text.replace("maxconn 100000", "maxconn 500"))
     assert HAPROXY is not None
     return [HAPROXY, "-db", "-f", str(folder / "haproxy.cfg")]
 
@@ -202,3 +219,45 @@ async def test_what_is_no_connect_reaches_no_gateway_of_haproxy(balanced: Balanc
     if "nginx" in request.node.name:
         pytest.skip("nginx passes it on, and the gateway closes it")
     assert await balanced.connect(b"GET / HTTP/1.1\r\n\r\n", 0) == -1
+
+
+@pytest.mark.skipif(HAPROXY is None, reason="no haproxy")
+async def test_websocket_and_http_of_a_gateway_are_reached_through_haproxy(tmp_path: Path) -> None:
+    """The gateway's own listeners behind the real program: the address that counts is the client's."""
+    clients, made = World().clients, list[MQTTConnection]()
+    door = ProxyDoor(Networks("127.0.0.1/32"), clients)
+
+    def mqtt() -> asyncio.Protocol:
+        made.append(MQTTConnection(clients))
+        return cast(asyncio.Protocol, made[-1])
+
+    async def revoke(*_: object) -> None:
+        raise AssertionError
+
+    sockets = WebSockets(clients, mqtt, Origins(""))
+    server = ApiServer(Api(None, Logins(lambda: "", 1, ""), revoke, lambda: False), Origins(""), Connections(100, 100))
+    listeners = [
+        Listener(lambda: WebSocketConnection(sockets), "127.0.0.1", 0, "websocket_port", door),
+        Listener(server.connect, "127.0.0.1", 0, "api_port", door),
+    ]
+    await server.start()
+    of_websocket, of_api = [await listener.bind() for listener in listeners]
+    for listener in listeners:
+        await listener.start()
+    port = free_port()
+    text = re.sub(r"10\.0\.0\.\d:8083", f"127.0.0.1:{of_websocket}", (ROOT / "haproxy/haproxy.cfg").read_text())
+    text = re.sub(r"10\.0\.0\.\d:8084", f"127.0.0.1:{of_api}", text).replace("bind :8080", f"bind 127.0.0.1:{port}")
+    command = run_haproxy(tmp_path, text.replace("bind :1883", f"bind 127.0.0.1:{free_port()}"))
+    connector = aiohttp.TCPConnector(local_addr=("127.0.0.77", 0))
+    async with running(command, port, tmp_path / "log"), aiohttp.ClientSession(connector=connector) as http:
+        async with http.get(f"http://127.0.0.1:{port}/v1/health") as answer:
+            assert await answer.json() == {"status": "ok"}
+        async with http.ws_connect(f"ws://127.0.0.1:{port}/mqtt", protocols=("mqtt",)) as websocket:
+            await websocket.send_bytes(connect("phone"))
+            assert await websocket.receive_bytes() == CONNACK
+            assert [connection._address for connection in made] == ["127.0.0.77"]
+    for listener in listeners:
+        listener.close()
+    await server.close()
+    clients.stop()
+    assert not door.refused
