@@ -24,6 +24,15 @@ def test_answers_are_kept_for_a_time_and_up_to_a_number() -> None:
     assert b"secret" not in repr(kept._answers).encode()
 
 
+def test_an_answer_is_forgotten_alone() -> None:
+    answers: Remembered[bool] = Remembered(b"key", 10)
+    for name in ("a", "b"):
+        answers.put((name,), True, 10.0)
+    answers.forget(("a",))
+    answers.forget(("unknown",))
+    assert [answers.get((name,), 0.0) for name in ("a", "b")] == [None, True]
+
+
 def test_a_breaker_opens_by_failures_of_several_addresses_and_lets_one_ask_at_a_time() -> None:
     breaker = Breaker(failures=3, open_s=5.0)
     for _ in range(100):
