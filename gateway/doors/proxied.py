@@ -82,10 +82,8 @@ class ProxyDoor:
             return connection
         try:
             source = await self._read(connection, peer)
-        except (HeaderRefused, TimeoutError, OSError, asyncio.CancelledError) as error:
+        except (HeaderRefused, OSError, asyncio.CancelledError) as error:  # a time-out is an OSError; evicted: the task ends here
             self._refuse(connection, peer, error)
-            if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) is not None and not task.cancelling():
-                raise
             return None
         if source is None:
             return connection

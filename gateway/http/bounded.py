@@ -53,14 +53,14 @@ async def read_body(request: web.Request) -> bytes:
         raise _too_large()
     if not request.can_read_body:
         return b""
-    request.app[BODIES].take(request, MAX_BODY_BYTES if length is None else length)
-    body = bytearray()
+    bodies, body = request.app[BODIES], bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.content.iter_any():
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:
                     raise _too_large()
+                bodies.take(request, len(chunk))  # as it comes: who promises much and sends little takes nothing from others
     except TimeoutError:
         raise Refused(408, "TIMEOUT", f"the body did not come within {BODY_S:g} s") from None
     return bytes(body)
