@@ -10,12 +10,15 @@ from typing import cast
 
 import aiohttp
 import pytest
+from wsproto import ConnectionType
+from wsproto.connection import Connection as WebSocket
+from wsproto.events import BytesMessage
 
 from cluster.listeners.origins import Origins
 from cluster.mqtt import codec
 from cluster.mqtt.packets import Connack, Connect, Packet, Pingreq, Pingresp, Side
 from gateway.doors import websocket
-from gateway.doors.websocket import MAX_HANDSHAKE_BYTES, MAX_IDLE_FRAMES, WebSocketConnection, WebSockets
+from gateway.doors.websocket import MAX_HANDSHAKE_BYTES, MAX_IDLE_FRAMES, WebSocketConnection, WebSockets, frame_head
 from gateway.mqtt.connection import MQTTConnection
 from gateway.mqtt.listener import Listener
 from gateway.options import Options
@@ -129,6 +132,12 @@ async def test_packets_may_be_anywhere_in_frames(gateway: Gateway) -> None:
     assert await closed_with(reader) == 1000
     assert not await reader.read()
     writer.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 1 << 20])
+def test_frames_are_those_of_the_library(size: int) -> None:
+    payload = bytes(size)
+    assert frame_head(size) + payload == WebSocket(ConnectionType.SERVER).send(BytesMessage(data=payload))
 
 
 async def test_the_gateway_closes_with_1000_and_waits_for_the_client(gateway: Gateway) -> None:
