@@ -2,8 +2,9 @@
 
     {"user": "alice", "filter": "rooms/7/#", "reason": "left the room"}
 
-The connection stays, with everything else that it has. The rules decide whether the client may subscribe again: a revocation ends
-what was allowed, and remembered answers of callbacks to it.
+Every subscription to what is revoked, or to a part of it, ends. One to more than that ends if no rule allows it without the answer of
+a callback. The connection stays, with everything else that it has. The rules decide whether the client may subscribe
+again.
 
 Source: docs/security.md, "Revoking subscriptions".
 """
