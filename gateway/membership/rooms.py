@@ -133,6 +133,7 @@ class Subscription:
     """A filter of one connection."""
 
     wanted: Wanted
+    """Its options; without the filter if subscriptions share them."""
     filter: Filter
     rooms: tuple[int, ...]
     """The rooms that carry what it can match; none if the gateway itself publishes it."""
@@ -198,6 +199,8 @@ class RoomIndex:
         """Subscriptions of clients that do not want their own messages."""
         self.system = 0
         """Subscriptions to topics that the gateway publishes about itself."""
+        self._options: dict[tuple[int, ...], Wanted] = {}
+        """Options without an identifier, of which there are few: subscriptions share them."""
         self._presence: dict[tuple[int, int], int] = {}
         self._merged: dict[bytes, Channel | None] = {}
         self._wide: dict[str, tuple[int, ...]] = {}
@@ -234,6 +237,12 @@ class RoomIndex:
     def join(self, connection: int, client: Client, wanted: Wanted, parsed: Filter, rooms: tuple[int, ...]) -> list[Present]:
         """Subscribe a connection, or change the options of its filter. Returns who entered rooms."""
         text = wanted.filter
+        if not wanted.identifier:
+            options = wanted[1:]
+            shared = self._options.get(options)
+            if shared is None:
+                shared = self._options[options] = wanted._replace(filter="")
+            wanted = shared
         before = client.filters.get(text)
         self.without_own += wanted.no_local
         if before is not None:
