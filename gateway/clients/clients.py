@@ -138,7 +138,7 @@ class ClientSession(ABC):
         (`moved`) or of another one."""
 
     def shown(self) -> dict[str, Any]:
-        """What the page /sessions says of it. Sizes in bytes."""
+        """Values for the page /sessions. Sizes in bytes."""
         now = self._clients.now()
         return {
             "id": self.id, "user": self.uin, "client": "", "protocol": "grpc", "backlog": self._backlog.waiting_bytes,

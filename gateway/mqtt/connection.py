@@ -301,7 +301,7 @@ class MQTTConnection(ClientSession):
             self.end(CloseReason.SLOW_CONSUMER, SLOW)
 
     def shown(self) -> dict[str, Any]:
-        """As `ClientSession.shown`."""
+        """Values for the page /sessions; see `ClientSession.shown`."""
         inflight, waiting = self._session.backlog if self._session is not None else (0, 0)
         shown = super().shown()
         name = self.client_id or ""

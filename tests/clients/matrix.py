@@ -111,28 +111,30 @@ def run(driver: Driver, address: tuple[str, int], transport: str, version: str, 
     return found
 
 
-def certificates(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1, its own authority, and its key."""
+def certificates(folder: Path) -> tuple[Path, Path, Path]:
+    """An authority, a certificate of it for 127.0.0.1, and the key of that."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
+    now, hour, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(hours=1), datetime.timedelta(days=1)
+    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    issuer, subject = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("authority", "localhost"))
+
+    def signed(name: x509.Name, public: ec.EllipticCurvePublicKey, *extensions: x509.ExtensionType) -> bytes:
+        builder = x509.CertificateBuilder(issuer, name, public, x509.random_serial_number(), now - hour, now + day)
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
+        return builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
     names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - datetime.timedelta(hours=1)).not_valid_after(now + datetime.timedelta(days=1))
-    builder = builder.add_extension(names, False).add_extension(x509.BasicConstraints(True, None), True)
-    certificate, secret = folder / "certificate.pem", folder / "key.pem"
-    certificate.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    secret.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-        )
-    )  # fmt: skip
-    return certificate, secret
+    authority, certificate, secret = (folder / name for name in ("authority.pem", "certificate.pem", "key.pem"))
+    authority.write_bytes(signed(issuer, authority_key.public_key(), x509.BasicConstraints(ca=True, path_length=None)))
+    certificate.write_bytes(signed(subject, key.public_key(), names))
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    return authority, certificate, secret
 
 
 def free_port() -> int:
@@ -149,7 +151,7 @@ def mosquitto(transports: tuple[str, ...] = TRANSPORTS) -> Iterator[tuple[dict[s
         folder = Path(name)
         folder.chmod(0o755)
         ports = {transport: free_port() for transport in transports}
-        certificate, secret = certificates(folder)
+        authority, certificate, secret = certificates(folder)
         lines = ["per_listener_settings false", "allow_anonymous true", "user root", "max_queued_messages 10000"]
         for transport, port in ports.items():
             lines.append(f"listener {port} 127.0.0.1")
@@ -160,7 +162,7 @@ def mosquitto(transports: tuple[str, ...] = TRANSPORTS) -> Iterator[tuple[dict[s
         try:
             for port in ports.values():
                 _wait_for_port(port, process, folder / "log")
-            yield {transport: ("127.0.0.1", port) for transport, port in ports.items()}, str(certificate)
+            yield {transport: ("127.0.0.1", port) for transport, port in ports.items()}, str(authority)
         finally:
             process.terminate()
             process.wait(10)
