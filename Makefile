@@ -100,6 +100,7 @@ proto: $(VENV)/.dev
 docs: $(VENV)/.dev
 	PIXIU_COMPILE=0 $(BIN)/python scripts/state_diagrams.py
 	$(BIN)/python scripts/import_graph.py
+	$(BIN)/python scripts/mqtt_conformance.py
 
 hooks: $(VENV)/.dev  # from now on ruff and codespell look at the files of each commit, without the network
 	$(BIN)/pre-commit install

@@ -397,10 +397,11 @@ class Service(RoleShell):
 
     def _step(self, event: ev.Event | ev.SetWill | ev.EndWill) -> None:
         """Give an event of clients to the core that it is for."""
-        if isinstance(event, ev.SetWill | ev.EndWill):
-            self._wills.runner.step(event)
+        kind = type(event)
+        if kind is ev.SetWill or kind is ev.EndWill:
+            self._wills.runner.step(cast(ev.SetWill | ev.EndWill, event))
             return
-        self._runner.step(event)
+        self._runner.step(cast(ev.Event, event))
         if isinstance(event, ev.Opened):
             self._wills.runner.step(DeviceOpened(event.connection, event.uin, event.device))
 

@@ -12,7 +12,7 @@ from cluster.core import log
 from cluster.core.reading_gate import Hold
 from cluster.mqtt import codec
 from cluster.mqtt.events import CloseReason
-from cluster.mqtt.packets import Connect, Publish, Subscribe
+from cluster.mqtt.packets import Connect, Publish, Subscribe, Will
 from cluster.trust.audit import Audit
 from gateway import events as ev
 from gateway.mqtt.connection import MQTTConnection
@@ -99,3 +99,19 @@ async def test_rules_that_deny_the_inbox_end_a_client_that_takes_mail(logins: Lo
     assert world.closed_for == [CloseReason.NOT_ALLOWED.value]
     chats.connection_lost(None)
     await guard.close()
+
+
+@pytest.mark.parametrize(("topic", "kept"), [("room/42", True), ("room/13", False)])
+async def test_a_will_that_its_client_may_not_publish_is_refused_at_connect(
+    world: World, logins: Logins, topic: str, kept: bool
+) -> None:
+    connection, wire = MQTTConnection(world.clients), Wire()
+    connection.connection_made(wire)
+    token = logins.token("alice", 7).encode()
+    connection.data_received(codec.encode(Connect("phone", True, 0, user_name="alice", password=token, will=Will(topic, b"bye"))))
+    await until(lambda: bool(wire.writes))
+    assert b"".join(wire.writes)[:4] == bytes((0x20, 2, 0, 0 if kept else 5))
+    wills = of(ev.SetWill, world.events)
+    assert [(will.uin, will.message.topic) for will in wills] == ([(7, topic)] if kept else [])
+    connection.connection_lost(None)
+    assert [end.publish for end in of(ev.EndWill, world.events)] == ([True] if kept else [])
