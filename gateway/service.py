@@ -57,6 +57,7 @@ from gateway.mqtt.tls_handshake import TlsHandshake
 from gateway.numbers import GatewayNumbers
 from gateway.options import Options
 from gateway.retained.client import RetainedClient
+from gateway.retained.page import retained
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import Tickets
 from gateway.wills.events import DeviceOpened
@@ -149,6 +150,7 @@ class Service(RoleShell):
         context.metrics.collect_from(self._samples)
         context.pages["/connections"] = self._clients.page
         context.queries["/sessions"] = partial(sessions, self._clients.everybody)
+        context.queries["/retained"] = partial(retained, self._retained.listing)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
 
     def _new_listeners(self, options: Options, tls: ListenerTls | None) -> list[Listener]:
@@ -183,7 +185,7 @@ class Service(RoleShell):
 
         self._logins = Logins(target, options.api_logins, options.api_ca)
         self._revoker = Revoker(context.zookeeper, context.root, context.audit)
-        api = Api(self._guard, self._logins, self._revoker.revoke, lambda: self._clients.draining)
+        api = Api(self._guard, self._logins, self._revoker.revoke, self._retained.listing, lambda: self._clients.draining)
         context.metrics.collect_from(lambda: [*server.samples(), *self._logins.samples()])
         connections = Connections(options.api_connections, options.address_connections_percent)
         server = ApiServer(api, Origins(options.api_origins), connections)

@@ -2,9 +2,8 @@
 
     {"user": "alice", "filter": "rooms/7/#", "reason": "left the room"}
 
-Every subscription to what is revoked, or to a part of it, ends. One to more than that ends if no rule allows it without the answer of
-a callback. The connection stays, with everything else that it has. The rules decide whether the client may subscribe
-again.
+Every subscription to what is revoked, or to a part of it, ends. One to more than that ends if the rules, without remembered answers
+of callbacks, do not allow it. The connection stays, with everything else. The rules decide whether the client may subscribe again.
 
 Source: docs/security.md, "Revoking subscriptions".
 """

@@ -21,24 +21,29 @@ from aiohttp import web
 from cluster.access.login_guard import LoginGuard
 from cluster.access.logins import credentials_of
 from cluster.access.revocations import MAX_FILTER, MAX_REASON, Revocation
-from cluster.access.rules import ALL, REVOKE
+from cluster.access.rules import ALL, REVOKE, SUBSCRIBE, name_of
 from cluster.trust.identity import Identity
+from gateway.clients.access import target_of_filter
 from gateway.http import bodies
 from gateway.http.answers import Refused, answer_of, bad, busy
 from gateway.http.bodies import JSON, Publication
 from gateway.http.bounded import read_body
-from gateway.http.events import GAP, MAX_TOPICS, EventStream
+from gateway.http.events import GAP, MAX_TOPICS, EventStream, fields_of
 from gateway.http.idempotency import Idempotency, derived_id, fingerprint_of
 from gateway.http.logins import Login, Logins
 from gateway.http.receivers import ChannelReceiver, MailReceiver
+from gateway.retained.client import Listed
 from pixiu.client.client import Client
 from pixiu.client.destination import Destination
+from pixiu.client.messages.message import messages_of
 from pixiu.errors import NotAllowed, PixiuError
 from pixiu.ids import MAX_ID
+from pixiu.placement.topics import TopicRefusal, parse_filter
 
 MAX_WAIT_S: Final = 30.0
 MAX_FETCH: Final = 100
 MAX_MAILS: Final = 200
+MAX_RETAINED: Final = 1000
 MAX_DEVICE: Final = 128
 MAX_DELAY_S: Final = 3600
 EVENTS_AT_ONCE: Final = 100
@@ -76,6 +81,7 @@ class Api:
 
     Args:
         revoke: passes a revocation on to all gateways. Raises `PixiuError`.
+        retained: lists retained messages: those that match a filter, at most a number, above a topic. Raises `PixiuError`.
         draining: True once clients are to use another gateway.
     """
 
@@ -84,9 +90,10 @@ class Api:
         guard: LoginGuard | None,
         logins: Logins,
         revoke: Callable[[Revocation, Identity], Awaitable[None]],
+        retained: Callable[[str, int, str], Awaitable[tuple[list[Listed], str]]],
         draining: Callable[[], bool],
     ) -> None:
-        self._guard, self._logins, self._revoke, self.draining = guard, logins, revoke, draining
+        self._guard, self._logins, self._revoke, self._retained, self.draining = guard, logins, revoke, retained, draining
         self.idempotency = Idempotency()
 
     def routes(self) -> list[tuple[str, str, Handler]]:
@@ -99,6 +106,7 @@ class Api:
             ("GET", "/v1/inbox", self.inbox),
             ("POST", "/v1/inbox/ack", self.inbox_ack),
             ("GET", "/v1/events", self.events),
+            ("GET", "/v1/retained", self.retained),
             ("POST", "/v1/topics/{topic}/messages", self.append),
             ("POST", "/v1/channels/{topic}/{channel}/fetch", self.fetch),
             ("POST", "/v1/channels/{topic}/{channel}/ack", self.channel_ack),
@@ -300,6 +308,24 @@ class Api:
         if stream.error is not None:
             answer = answer_of(stream.error)
             await response.write(f"event: end\ndata: {json.dumps({'code': answer.code, 'text': answer.text})}\n\n".encode())
+
+    async def retained(self, request: web.Request) -> web.StreamResponse:
+        """List the retained messages that match a filter."""
+        caller = await self._caller(request)
+        query = _query(request, ("filter", "limit", "after", "user"))
+        name = bodies.text_of(query, "filter", MAX_FILTER)
+        after = bodies.text_of(query, "after", MAX_FILTER) if "after" in query else ""
+        most = bodies.number_of(bodies.from_query(query, ("limit",)), "limit", 100, 1, MAX_RETAINED)
+        parsed = parse_filter(name)
+        if isinstance(parsed, TopicRefusal) or parsed.group or "\0" in name + after:
+            raise bad("filter is no topic, and no filter of topics")
+        if caller.identity is not None and self._guard is not None:
+            target = target_of_filter(name)
+            if not self._guard.may(caller.identity, CLIENT, request.remote or "", SUBSCRIBE, target):
+                raise NotAllowed(f"this login has no right to `{SUBSCRIBE}` with {name_of(target)}")
+        found, end = await self._retained(name, most, after)
+        messages, _ = messages_of(b"".join(each.record for each in found), len(found))
+        return _json(200, {"messages": [fields_of(message) for message in messages], "next": end})
 
     # --- permissions
 

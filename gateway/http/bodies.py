@@ -58,7 +58,7 @@ class Entry(NamedTuple):
 def decoded(body: bytes) -> dict[str, Any]:
     """The object in a JSON body. Raises `Refused`."""
     try:
-        found = json.loads(body)
+        found = json.loads(body, parse_float=_number)
     except (ValueError, RecursionError):
         raise bad("the body is not JSON") from None
     if not isinstance(found, dict):
@@ -235,6 +235,12 @@ def shown(payload: bytes) -> dict[str, str]:
         return {"payload": payload.decode()}
     except UnicodeDecodeError:
         return {"payload_base64": base64.b64encode(payload).decode()}
+
+
+def _number(text: str) -> float | int:
+    """A number that JSON does not write as an integer, but that may be one: 1.0 and 1e3."""
+    found = float(text)
+    return int(found) if found.is_integer() else found
 
 
 def _text(value: object, name: str) -> str:

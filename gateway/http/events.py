@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gateway.http.bodies import shown, topic_of
 from pixiu.client.client import Client
@@ -129,9 +129,15 @@ class EventStream:
 
 def event_of(message: Message) -> Event:
     """Event of a message."""
-    number = f"{message.message_id:016x}"
-    fields = {
-        "id": number,
+    fields = fields_of(message)
+    number = fields["id"]
+    return Event(number, f"id: {number}\nevent: message\ndata: {json.dumps(fields)}\n\n".encode())
+
+
+def fields_of(message: Message) -> dict[str, Any]:
+    """A message in JSON."""
+    return {
+        "id": f"{message.message_id:016x}",
         "topic": message.destination,
         "sender": message.sender,
         "sent_at_ms": message.sent_at_ms,
@@ -139,4 +145,3 @@ def event_of(message: Message) -> Event:
         "headers": dict(message.headers),
         **shown(message.payload),
     }
-    return Event(number, f"id: {number}\nevent: message\ndata: {json.dumps(fields)}\n\n".encode())

@@ -53,6 +53,8 @@ SLOW_S: Final = 0.02
 FEW_FILTERS: Final = 32
 """Topics without wildcards of one subscription that are asked for together with those of others."""
 NAMES_A_CALL: Final = 1_000
+MAX_LISTED_BYTES: Final = 1 << 20
+"""Bytes after which a listing takes no more from a partition."""
 MAX_FETCHES: Final = 256
 """Fetches at a time; further ones wait in turn."""
 CLEAR_MS: Final = 86_400_000
@@ -297,18 +299,27 @@ class RetainedClient:
         finally:
             self._step(ev.RetainedFetched(effect.connection, effect.fetch))
 
-    async def listing(self, name: str, limit: int, after: str = "") -> list[Listed]:
-        """Read up to `limit` retained messages that match a filter, in the order of topics, above `after`. Raises `Unavailable`."""
+    async def listing(self, name: str, limit: int, after: str = "") -> tuple[list[Listed], str]:
+        """Read up to `limit` retained messages that match a filter, in the order of topics, above `after`; few if they are large.
+        Returns the topic above which there may be more, too; empty: there are none. Raises `Unavailable`."""
         found: list[Listed] = []
+        ends: list[str] = []
         for partition in self._partitions_of([name]):
-            start, left = after, limit
-            while left > 0:
+            start, left, size = after, limit, 0
+            while left > 0 and size < MAX_LISTED_BYTES:
                 answer = await self._ask(partition, [name], start, left)
                 found += [Listed(entry.topic, entry.record, entry.expires_at_ms) for entry in answer.entries]
                 start, left = answer.next, left - len(answer.entries)
+                size += sum(len(entry.record) for entry in answer.entries)
                 if not start:
                     break
-        return sorted(found, key=lambda each: each.topic.encode())[:limit]
+            if start and (left <= 0 or size >= MAX_LISTED_BYTES):
+                ends.append(start)
+        end = min(ends, key=str.encode, default="")
+        shown = sorted(
+            (each for each in found if not end or each.topic.encode() <= end.encode()), key=lambda each: each.topic.encode()
+        )  # fmt: skip
+        return shown[:limit], shown[limit - 1].topic if len(shown) > limit else end
 
     async def _slices(self, filters: Sequence[str]) -> AsyncIterator[list[Listed]]:
         for partition, wanted in self._by_partition(filters).items():

@@ -12,7 +12,7 @@ import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -231,11 +231,11 @@ async def test_websocket_and_http_of_a_gateway_are_reached_through_haproxy(tmp_p
         made.append(MQTTConnection(clients))
         return cast(asyncio.Protocol, made[-1])
 
-    async def revoke(*_: object) -> None:
+    async def unused(*_: object) -> Any:
         raise AssertionError
 
     sockets = WebSockets(clients, mqtt, Origins(""))
-    server = ApiServer(Api(None, Logins(lambda: "", 1, ""), revoke, lambda: False), Origins(""), Connections(100, 100))
+    server = ApiServer(Api(None, Logins(lambda: "", 1, ""), unused, unused, lambda: False), Origins(""), Connections(100, 100))
     listeners = [
         Listener(lambda: WebSocketConnection(sockets), "127.0.0.1", 0, "websocket_port", door),
         Listener(server.connect, "127.0.0.1", 0, "api_port", door),

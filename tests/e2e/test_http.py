@@ -314,7 +314,7 @@ async def test_a_revocation_ends_subscriptions_at_all_gateways_and_nothing_else(
 
 
 def test_every_route_is_described_and_was_called() -> None:
-    routes = {f"{method} {path}" for method, path, _ in Api(None, None, None, None).routes()}  # type: ignore[arg-type]
+    routes = {f"{method} {path}" for method, path, _ in Api(None, None, None, None, None).routes()}  # type: ignore[arg-type]
     described = {f"{method.upper()} {path}" for path, methods in OPENAPI["paths"].items() for method in methods}
     assert routes == described
     if used:

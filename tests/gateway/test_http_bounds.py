@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -25,12 +26,12 @@ class Server:
     """A gateway's API without a cluster."""
 
     def __init__(self, most: int = 100, percent: int = 100) -> None:
-        async def revoke(*_: object) -> None:
+        async def unused(*_: object) -> Any:
             raise AssertionError
 
         self.logins = Logins(lambda: "", 10, "")
         self.connections = Connections(most, percent)
-        self.server = ApiServer(Api(None, self.logins, revoke, lambda: False), Origins(""), self.connections)
+        self.server = ApiServer(Api(None, self.logins, unused, unused, lambda: False), Origins(""), self.connections)
         self.listener = Listener(self.server.connect, "127.0.0.1", 0, "api_port")
         self.port = 0
         self.writers: list[asyncio.StreamWriter] = []

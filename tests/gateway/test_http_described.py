@@ -14,6 +14,9 @@ from gateway.http.bounded import Connections
 from gateway.http.logins import Logins
 from gateway.http.server import ApiServer
 from gateway.mqtt.listener import Listener
+from gateway.retained.client import Listed
+from pixiu.ids import topic_room
+from pixiu.wire.record import Flag, Kind, encode, with_topic
 from tests.support.effort import CI
 from tests.support.openapi import OPENAPI, problem, schema_of_answer
 
@@ -66,9 +69,13 @@ async def test_random_requests_get_answers_that_are_described(seed: int) -> None
     async def revoke(*_: object) -> None:
         raise AssertionError("nobody has logged in")
 
+    async def retained(name: str, limit: int, after: str) -> tuple[list[Listed], str]:
+        record = encode(Kind.ROOM, topic_room(name), with_topic(name, b"\xff"), seed + 1, flags=Flag.TO_ROOM | Flag.TOPIC)
+        return [Listed(name, record, 0)] * min(limit, 2), after
+
     draw = random.Random(seed)
     logins = Logins(lambda: "", 4, "")
-    server = ApiServer(Api(None, logins, revoke, lambda: seed % 10 == 9), Origins(""), Connections(10, 100))
+    server = ApiServer(Api(None, logins, revoke, retained, lambda: seed % 10 == 9), Origins(""), Connections(10, 100))
     listener = Listener(server.connect, "127.0.0.1", 0, "api_port")
     await server.start()
     port = await listener.bind()

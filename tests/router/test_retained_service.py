@@ -118,8 +118,10 @@ async def retain(client: RetainedClient, topic: str, payload: bytes, number: int
         return await done
 
 
-def shown(found: list[Listed]) -> dict[str, bytes]:
-    return {each.topic: each.record[each.record.index(each.topic.encode()) + len(each.topic) :] for each in found}
+def shown(found: tuple[list[Listed], str]) -> dict[str, bytes]:
+    listed, end = found
+    assert not end
+    return {each.topic: each.record[each.record.index(each.topic.encode()) + len(each.topic) :] for each in listed}
 
 
 async def test_a_confirmed_message_is_at_every_replica_and_survives_a_restart_of_all(world: World) -> None:
@@ -224,3 +226,22 @@ async def test_the_child_of_a_doubling_takes_its_half_and_gets_what_comes_meanwh
     assert shown(await client.listing("#", 100)) == dict.fromkeys(topics, b"y"), "the parent serves until the layout changes"
     found = child.service.map.listing([b"#"], b"", 0, 0).entries
     assert [each.record[-1:] for each in found] == [b"y"] * len(odd)
+
+
+async def test_a_listing_is_taken_piece_by_piece(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = world.client()
+    topics = [f"many/{number:02}" for number in range(20)]
+    for number, topic in enumerate(topics, 1):
+        assert await retain(client, topic, bytes(100), number) is None
+    for limit, most_bytes in ((3, 1 << 20), (20, 300), (100, 1)):
+        monkeypatch.setattr("gateway.retained.client.MAX_LISTED_BYTES", most_bytes)
+        found: list[str] = []
+        after = ""
+        while True:
+            listed, after = await client.listing("many/#", limit, after)
+            found += [each.topic for each in listed]
+            if not after:
+                break
+            assert 0 < len(listed) <= limit
+            assert found[-1] <= after
+        assert found == topics

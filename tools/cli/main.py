@@ -43,6 +43,7 @@ COMMANDS: Final = {
     "presence": "tools.cli.messages:presence",
     "inbox": "tools.cli.inbox:inbox",
     "sessions": "tools.cli.sessions:sessions",
+    "retained": "tools.cli.retained:retained",
     "topic": "tools.topics.command:topic",
 }
 """Name → module:function of the commands of `tools/`."""
