@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginGuard
+from cluster.access.revocations import Revocation
 from cluster.core import log
 from cluster.core.reading_gate import Hold
 from cluster.mqtt import codec
 from cluster.mqtt.events import CloseReason
-from cluster.mqtt.packets import Connect, Publish, Subscribe, Will
+from cluster.mqtt.packets import Connect, Publish, Subscribe, Unsubscribe, Will
 from cluster.trust.audit import Audit
+from cluster.trust.identity import Credentials
 from gateway import events as ev
+from gateway.clients.revoking import revoke
+from gateway.grpc.subscriber import _Stream
 from gateway.mqtt.connection import MQTTConnection
 from tests.gateway.world import Wire, World, of
 from tests.support.logins import Logins, all_visited
@@ -115,3 +119,68 @@ async def test_a_will_that_its_client_may_not_publish_is_refused_at_connect(
     assert [(will.uin, will.message.topic) for will in wills] == ([(7, topic)] if kept else [])
     connection.connection_lost(None)
     assert [end.publish for end in of(ev.EndWill, world.events)] == ([True] if kept else [])
+
+
+REVOKING = """
+[callbacks.live]
+url = "http://127.0.0.1:1/acl"
+
+[[rule]]
+ask = ["subscribe"]
+callback = "live"
+topics = ["clubs/+/chat"]
+
+[[rule]]
+allow = ["subscribe"]
+topics = ["clubs/#"]
+rooms = ["1-100"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("filter_", "ended"),
+    [
+        ("clubs/7/news", {"clubs/7/news", "$share/g/clubs/7/news"}),  # clubs/+/news is allowed by a rule
+        ("clubs/7/chat", {"clubs/7/chat", "clubs/+/chat"}),  # what a callback has allowed is asked again
+        ("clubs/7/#", {"clubs/7/chat", "clubs/7/news", "$share/g/clubs/7/news", "clubs/+/chat"}),
+        ("room/42", {"room/42"}),
+        ("room/4", set()),
+    ],
+)
+@pytest.mark.parametrize("dialect", ["mqtt", "grpc"])
+async def test_a_revocation_ends_filters_that_it_covers_and_wider_ones_that_no_rule_allows(
+    logins: Logins, filter_: str, ended: set[str], dialect: str
+) -> None:
+    logins.write_rules(REVOKING)
+    world, asked = World(), {"clubs/7/chat", "clubs/+/chat", "clubs/8/chat"}
+    filters = [*asked, "clubs/7/news", "clubs/+/news", "$share/g/clubs/7/news", "room/42"]
+    world.clients.guard = guard = LoginGuard(str(logins.file), log.get_logger(), Audit(None))
+    identity = await guard.check(Credentials("alice", logins.token("alice", 7)))
+    if dialect == "mqtt":
+        connection, _ = log_in(world, logins)
+        access = connection.access
+    else:
+        stream = _Stream(world.clients, "")
+        access = stream.access = guard.open(identity, "", "", stream.close)
+        access.filters, access.revoked = stream.filters, stream.revoked
+    assert access is not None
+    for topic in asked:
+        access.permissions._given.add(("live", "subscribe", topic))
+    if dialect == "mqtt":
+        connection.data_received(codec.encode(Subscribe(1, tuple((name, 0) for name in filters))))
+        connection.data_received(codec.encode(Unsubscribe(2, ("clubs/+/news",))))
+        connection.data_received(codec.encode(Subscribe(3, (("clubs/+/news", 0),))))
+    else:
+        stream.channels.update(filters)
+    await until(lambda: set(access.filters()) == set(filters))
+    leaves = len(of(ev.Leave, world.events))
+    request = Revocation("alice", filter_, "left").text()
+    assert revoke(guard, Audit(None), request) == len(ended)
+    assert set(access.filters()) == set(filters) - ended
+    assert {name for leave in of(ev.Leave, world.events)[leaves:] for name in leave.filters} == ended
+    assert revoke(guard, Audit(None), request) == 0
+    assert revoke(guard, Audit(None), Revocation("bob", "#").text()) == 0
+    if dialect == "grpc" and ended:
+        reply = stream._replies.popleft()
+        assert ({f"room/{room}" for room in reply.revoked_rooms} | set(reply.revoked_topics), reply.error_text) == (ended, "left")
+    await guard.close()
