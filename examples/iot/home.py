@@ -4,7 +4,8 @@
     python examples/iot/home.py        # http://127.0.0.1:8088
     python examples/iot/devices.py     # in a third one
 
-Bindings are in memory. `--gateway-http` names a gateway's HTTP API: the end of a binding then ends the user's subscriptions.
+Bindings are in memory. `--gateway-http` names a gateway's HTTP API: the end of a binding then ends the user's subscriptions. Where
+clients log in, `PIXIU_TOKEN` is the token of this program.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 import pixiu
 
 TARGET = os.environ.get("PIXIU_TARGET", "zk://127.0.0.1:2181/pubsub")
+TOKEN = os.environ.get("PIXIU_TOKEN", "")
 SMOKE = 0.03
 """Smoke above this is an alarm."""
 MAX_WAITING = 1000
@@ -57,9 +59,11 @@ class Home:
         self._bound.get(device, set()).discard(user)
         if self._gateway_http:
             wanted = {"user": user, "filter": f"devices/{device}/#", "reason": "the device was unbound"}
-            async with aiohttp.ClientSession() as http, http.post(f"{self._gateway_http}/v1/revoke", json=wanted) as answer:
-                if answer.status != 200:
-                    raise web.HTTPBadGateway(text=f"the gateway answered {answer.status} to /v1/revoke")
+            login = {"Authorization": f"Bearer {TOKEN}"}
+            async with aiohttp.ClientSession(headers=login) as http:
+                async with http.post(f"{self._gateway_http}/v1/revoke", json=wanted) as answer:
+                    if answer.status != 200:
+                        raise web.HTTPBadGateway(text=f"the gateway answered {answer.status} to /v1/revoke")
         return web.json_response({"bound": False})
 
     async def ask(self, request: web.Request) -> web.Response:
@@ -132,7 +136,7 @@ def listen(home: Home, host: str, port: int) -> paho.Client:
     """Subscribe to all devices."""
     loop = asyncio.get_running_loop()
     client = paho.Client(CallbackAPIVersion.VERSION2, client_id="home", protocol=MQTTProtocolVersion.MQTTv5)
-    client.username_pw_set("home")
+    client.username_pw_set("home", TOKEN or None)
 
     def connected(*_: object) -> None:
         client.subscribe([("devices/+/telemetry", 1), ("devices/+/status", 1)])

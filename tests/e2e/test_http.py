@@ -10,6 +10,8 @@ import base64
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -83,6 +85,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(cluster, logins, [f"http://127.0.0.1:{api + number}" for number in (0, 1)], [websocket, websocket + 1])
         said = b"".join(path.read_bytes() for path in cluster.logs.rglob("*") if path.is_file())
     assert b"Traceback" not in said
+
+
+def pixiu_command(*words: str) -> str:
+    """What a command prints."""
+    command = [sys.executable, "-m", "tools.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 class Http:
@@ -274,10 +282,32 @@ class Paho:
         self.client.loop_stop()
 
 
+async def test_retained_messages_are_listed_for_those_who_may_subscribe(world: World) -> None:
+    alice, bob = world.token("alice", 7, "players"), world.token("bob", 20, "players")
+    stock = Paho(world.websockets[0], "status", alice)
+    for topic, text in (("games/7/a", "one"), ("games/7/b", "two")):
+        published = stock.client.publish(topic, text, 1, retain=True)
+        await asyncio.to_thread(published.wait_for_publish, WAIT_S)
+    stock.close()
+    async with Http(world.api[1], alice) as http, Http(world.api[1], bob) as other:
+        asked = "/v1/retained?filter=games/7/%23&limit=1"
+        _, first = await http.call("GET", asked)
+        assert [(found["topic"], found["payload"], found["sender"]) for found in first["messages"]] == [("games/7/a", "one", 7)]
+        _, second = await http.call("GET", f"{asked}&after={first['next']}")
+        assert [(found["topic"], found["payload"]) for found in second["messages"]] == [("games/7/b", "two")]
+        assert (await http.call("GET", f"{asked}&after=games/7/b"))[1] == {"messages": [], "next": ""}
+        assert (await other.call("GET", asked))[0] == 403
+        for wrong in ("games/%23/7", "$share/g/games/7/a"):
+            assert (await http.call("GET", f"/v1/retained?filter={wrong}"))[0] == 400
+    done = await asyncio.to_thread(pixiu_command, "retained", "games/7/+", "--target", world.cluster.target)
+    assert "games/7/a" in done
+    assert "one" not in done
+
+
 async def test_a_revocation_ends_subscriptions_at_all_gateways_and_nothing_else(world: World) -> None:
     token, service = world.token("bob", 20, "players"), world.token("back", None, "services")
     stock = Paho(world.websockets[0], "bobs-phone", token)
-    await stock.subscribe("room/50", "room/51", "games/20/a")
+    await stock.subscribe("room/50", "room/51", "games/20/a", "games/20/+", "$share/readers/games/20/#")
     gaps: list[str] = []
     async with (
         Http(world.api[1], service) as back,
