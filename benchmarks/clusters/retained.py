@@ -26,6 +26,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from cluster.mqtt.codec import encode_publish
 from tests.support.cluster import LocalCluster
+from tests.support.shared_zookeeper import end_shared_server
 
 ARGUMENTS = (
     "--proxies=1", "--gateways=2", "--relays=0", "--brokers=2", "--broker-replicas=1", "--routers=2", "--router-replicas=2",
@@ -156,6 +157,7 @@ def main() -> None:
             print(race(cluster.mqtt_ports(), arguments.races), flush=True)
         finally:
             cluster.stop()
+            end_shared_server()
 
 
 if __name__ == "__main__":

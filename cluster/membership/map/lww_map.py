@@ -2,8 +2,8 @@
 
     (group, member, gateway instance) -> the GatewayMsgID that wrote it, live (login) or a tombstone (logout), and a value
 
-Routers and brokers keep rooms (RoomID) and their users (UIN), without values; groups of shared subscriptions have one. Relays keep `cluster.membership.map.devices`: users
-and their devices; the value holds a device's connect time.
+Routers and brokers keep rooms (RoomID) and their users (UIN), without values; groups of shared subscriptions have one. Relays keep
+`cluster.membership.map.devices`: users and their devices; the value holds a device's connect time.
 
 A message applies if its GatewayMsgID is higher *for that key*, so loss, duplication and reordering cannot corrupt the map, and
 merging snapshots and live messages gives the same result in every order. Three indexes keep the important paths short:
