@@ -60,10 +60,10 @@ class Home:
         if self._gateway_http:
             wanted = {"user": user, "filter": f"devices/{device}/#", "reason": "the device was unbound"}
             login = {"Authorization": f"Bearer {TOKEN}"}
-            async with aiohttp.ClientSession(headers=login) as http:
-                async with http.post(f"{self._gateway_http}/v1/revoke", json=wanted) as answer:
-                    if answer.status != 200:
-                        raise web.HTTPBadGateway(text=f"the gateway answered {answer.status} to /v1/revoke")
+            url = f"{self._gateway_http}/v1/revoke"
+            async with aiohttp.ClientSession(headers=login) as http, http.post(url, json=wanted) as answer:
+                if answer.status != 200:
+                    raise web.HTTPBadGateway(text=f"the gateway answered {answer.status} to /v1/revoke")
         return web.json_response({"bound": False})
 
     async def ask(self, request: web.Request) -> web.Response:

@@ -86,6 +86,10 @@ class WebSocketConnection(asyncio.Protocol):
         self._ping: Ping | None = None
         """The latest that waits until the client reads: the earlier ones need no answer."""
         self._timer: asyncio.TimerHandle | None = None
+        self.reads = True
+        """False while the protocol inside does not read."""
+        self.ending = False
+        """Set once the client has closed the connection: nothing is sent any more."""
 
     # What asyncio calls.
 
@@ -178,13 +182,13 @@ class WebSocketConnection(asyncio.Protocol):
             elif isinstance(event, Request):
                 self._answer(event)
             elif isinstance(event, CloseConnection):
-                self._give(payload)
                 if self._websocket.state is ConnectionState.OPEN:  # the client's frames are malformed
+                    self._give(payload)
                     self._fail(event.code, "malformed")
-                    return
-                if self._websocket.state is ConnectionState.REMOTE_CLOSING:
+                elif self._websocket.state is ConnectionState.REMOTE_CLOSING:
                     self.send(event.response())
-                if self._wire is not None:
+                    self._end(payload)
+                elif self._wire is not None:
                     self._wire.close()
                 return
             elif isinstance(event, TextMessage):
@@ -201,6 +205,16 @@ class WebSocketConnection(asyncio.Protocol):
     def _give(self, payload: bytearray) -> None:
         if payload and self._inside is not None and self._websocket.state is ConnectionState.OPEN:
             self._inside.data_received(bytes(payload))
+
+    def _end(self, payload: bytearray) -> None:
+        """Close the connection, which the client has closed, once the protocol inside has worked off what came before."""
+        self.ending = True
+        if payload and self._inside is not None:
+            self._inside.data_received(bytes(payload))
+        if self._wire is not None and self.reads:
+            self._wire.close()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._abort)
 
     def _answer(self, request: Request) -> None:
         """Accept or refuse a handshake."""
@@ -313,17 +327,21 @@ class WebSocketTransport(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """Stop reading from the connection."""
+        self._connection.reads = False
         if self._wire is not None:
             self._wire.pause_reading()
 
     def resume_reading(self) -> None:
         """Read from the connection again."""
-        if self._wire is not None:
+        self._connection.reads = True
+        if self._wire is not None and self._connection.ending:
+            self._wire.close()
+        elif self._wire is not None:
             self._wire.resume_reading()
 
     def is_closing(self) -> bool:
-        """True once a closing frame was sent or received."""
-        return not self._connection.is_open
+        """True once a closing frame was sent, or the client has closed the connection and all that it sent was worked off."""
+        return not self._connection.is_open and (not self._connection.ending or self._wire is None or self._wire.is_closing())
 
     def close(self) -> None:
         """Close with 1000."""

@@ -16,13 +16,14 @@ from wsproto.events import BytesMessage
 
 from cluster.listeners.origins import Origins
 from cluster.mqtt import codec
-from cluster.mqtt.packets import Connack, Connect, Packet, Pingreq, Pingresp, Side
+from cluster.mqtt.packets import Connack, Connect, Disconnect, Packet, Pingreq, Pingresp, Publish, Side, Will
+from gateway import events as ev
 from gateway.doors import websocket
 from gateway.doors.websocket import MAX_HANDSHAKE_BYTES, MAX_IDLE_FRAMES, WebSocketConnection, WebSockets, frame_head
 from gateway.mqtt.connection import MQTTConnection
 from gateway.mqtt.listener import Listener
 from gateway.options import Options
-from tests.gateway.world import World
+from tests.gateway.world import World, of
 from tests.support.waiting import until
 
 CONNECT = codec.encode(Connect("phone", True, 0))
@@ -130,6 +131,22 @@ async def test_packets_may_be_anywhere_in_frames(gateway: Gateway) -> None:
     await reader.readuntil(b"\xd0\0" * 200)
     writer.write(frame(8, struct.pack("!H", 1000)))
     assert await closed_with(reader) == 1000
+    assert not await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize("messages", [0, 1, 100])
+async def test_what_comes_right_before_the_end_is_worked_off(gateway: Gateway, messages: int) -> None:
+    """A client that disconnects sends DISCONNECT and the closing frame together; its will must not be published."""
+    reader, writer = await raw(gateway)
+    writer.write(frame(2, codec.encode(Connect("phone", will=Will("a", b"lost")))))
+    await reader.readuntil(b"\x20\x02\0\0")
+    publish = frame(2, codec.encode(Publish("room/42", bytes(100))))
+    writer.write(publish * messages + frame(2, codec.encode(Disconnect())) + frame(8, struct.pack("!H", 1000)))
+    assert await closed_with(reader) == 1000
+    await until(lambda: bool(of(ev.EndWill, gateway.world.events)))
+    assert [end.publish for end in of(ev.EndWill, gateway.world.events)] == [False]
+    assert sum(len(each.records) for each in of(ev.Publish, gateway.world.events)) == messages
     assert not await reader.read()
     writer.close()
 
