@@ -9,7 +9,6 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,6 @@ from cluster.access.logins import guard_of
 from cluster.core.contract import END_OF_TURN, TICK, RecordsReceived, Settled
 from cluster.core.role import RoleShell, Runner, totals
 from cluster.links.api import Outcome, Peer, PeerState
-from cluster.listeners.networks import Networks
-from cluster.listeners.origins import Origins
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.map.digest import Digest, DigestRule
 from cluster.membership.map.digest_keys import KEYS_S, DigestKeys
@@ -31,9 +28,9 @@ from cluster.process.context import Context
 from cluster.process.tracing import tracer_of
 from cluster.rpc.methods import DELIVER
 from cluster.settings.options import ClusterOptions
-from cluster.trust.listener_tls import ListenerTls
 from cluster.wire.v1 import control_pb2, delivery_pb2
 from gateway import events as ev
+from gateway.client_listeners import ClientListeners
 from gateway.clients.clients import Clients
 from gateway.clients.publishing import ConfirmedPublishers
 from gateway.clients.revoking import revoke
@@ -41,19 +38,9 @@ from gateway.core import Core
 from gateway.delivery.signal_table import SharedTable, folder_name, open_table
 from gateway.delivery.signals import SignalTable
 from gateway.delivery.trace_files import TraceWriter, open_traces
-from gateway.doors.proxied import ProxyDoor
-from gateway.doors.websocket import WebSocketConnection, WebSockets
 from gateway.grpc.mail_streams import MailDeliveryService
 from gateway.grpc.subscriber import SubscriberService
-from gateway.http.api import Api
-from gateway.http.bounded import Connections
-from gateway.http.logins import Logins
-from gateway.http.revoking import Revoker
-from gateway.http.server import ApiServer
 from gateway.membership.controls import event_of, signals_delivered
-from gateway.mqtt.connection import MQTTConnection
-from gateway.mqtt.listener import Listener
-from gateway.mqtt.tls_handshake import TlsHandshake
 from gateway.numbers import GatewayNumbers
 from gateway.options import Options
 from gateway.retained.client import RetainedClient
@@ -74,8 +61,6 @@ from pixiu.wire.v1 import wire_pb2_grpc
 from registry.mailbox import Requests
 
 DRAIN_POLL_S: Final = 0.05
-API_PROXIES: Final = 8
-"""Proxies that clients of the HTTP API are given at first; they learn of the others."""
 CLIENT_WAIT: Final = (
     "Time that the oldest message had waited when a client took what was written; of MQTT clients only when they lag."
 )
@@ -130,15 +115,8 @@ class Service(RoleShell):
             turn=context.turn,
             retainer=self._retained,
         )
-        self._behind = ProxyDoor(Networks(context.options.proxy_networks), self._clients)
-        self._websockets = WebSockets(
-            self._clients,
-            lambda: cast(asyncio.Protocol, MQTTConnection(self._clients)),
-            Origins(context.options.websocket_origins, open_=self._guard is not None),
-        )
         self._revocations = Requests(context.zookeeper, paths.revocations(context.root), self._end_revoked)
-        self._api = self._new_api(context) if context.options.api_port else None
-        self._listeners = self._new_listeners(context.options, context.client_tls)
+        self._listeners = ClientListeners(context, self._clients, self._guard, self._retained)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)
         self._signal_table: SharedTable | None = None
         self._signal_problem = ""
@@ -152,44 +130,6 @@ class Service(RoleShell):
         context.queries["/sessions"] = partial(sessions, self._clients.everybody)
         context.queries["/retained"] = partial(retained, self._retained.listing)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
-
-    def _new_listeners(self, options: Options, tls: ListenerTls | None) -> list[Listener]:
-        """Listeners for clients of MQTT and of WebSocket; the registry knows the first one's port."""
-        clients, behind = self._clients, self._behind
-
-        def mqtt() -> asyncio.Protocol:
-            return cast(asyncio.Protocol, MQTTConnection(clients))
-
-        def listens(connect: Callable[[], asyncio.Protocol], host: str, option: str, *, plain: bool = False) -> Listener:
-            by_tls = tls is not None and not plain
-            taken = (lambda: TlsHandshake(clients, cast(ListenerTls, tls), connect)) if by_tls else connect
-            return Listener(taken, host, getattr(options, option), option, behind)
-
-        found = [listens(mqtt, options.mqtt_host, "mqtt_port")]
-        if options.mqtt_plain_port:
-            found.append(listens(mqtt, options.mqtt_host, "mqtt_plain_port", plain=True))
-        if options.websocket_port:
-            found.append(listens(lambda: WebSocketConnection(self._websockets), options.mqtt_host, "websocket_port"))
-        if self._api is not None:
-            found.append(listens(self._api.connect, options.api_host, "api_port"))
-        return found
-
-    def _new_api(self, context: Context[Options]) -> ApiServer:
-        """The HTTP API, a client of the proxies that the registry knows."""
-        options = context.options
-
-        def target() -> str:
-            proxies = [node.client_address for node in context.view.running("proxy")]
-            random.shuffle(proxies)
-            return ",".join(proxies[:API_PROXIES])
-
-        self._logins = Logins(target, options.api_logins, options.api_ca)
-        self._revoker = Revoker(context.zookeeper, context.root, context.audit)
-        api = Api(self._guard, self._logins, self._revoker.revoke, self._retained.listing, lambda: self._clients.draining)
-        context.metrics.collect_from(lambda: [*server.samples(), *self._logins.samples()])
-        connections = Connections(options.api_connections, options.address_connections_percent)
-        server = ApiServer(api, Origins(options.api_origins), connections)
-        return server
 
     def _enter_effects(self) -> None:
         effects, clients = self._runner.effects, self._clients
@@ -216,7 +156,7 @@ class Service(RoleShell):
     async def prepare(self, node: Node) -> Node:
         """Lease the numbers and bind the MQTT listeners, so that the node can name the port."""
         found = await self._numbers.acquire()
-        port, *_ = [await listener.bind() for listener in self._listeners]
+        port = await self._listeners.bind()
         table = self._open_signal_table(port)
         options, name = self._options, f"{self._context.endpoint_id:016x}"
         self._traces = open_traces(options.trace_dir, name, options.trace_file_mb, options.trace_files, options.trace_file_s)
@@ -249,17 +189,12 @@ class Service(RoleShell):
             self._guard.start()
             self._kicks.start()
             self._revocations.start()
-        if self._api is not None:
-            await self._api.start()
-            self._logins.start()
-        for listener in self._listeners:
-            await listener.start()
+        await self._listeners.start()
         self.every(KEYS_S, self._look_at_digest_keys)
 
     async def drain(self) -> None:
         """Move the clients elsewhere, at a rate, and report to the routers that they left."""
-        for listener in self._listeners:
-            listener.close()
+        self._listeners.close()
         self._clients.drain(self._options.drain_spread_s(len(self._clients)), self._options.drain_last_s)
         core, wills = self._core, self._wills
         while self._clients or wills.unfinished or (core is not None and (core.unconfirmed or core.confirming.unresolved)):
@@ -267,12 +202,7 @@ class Service(RoleShell):
 
     async def stop(self) -> None:
         """Close everything that remains."""
-        for listener in self._listeners:
-            listener.close()
-        if self._api is not None:
-            await self._api.close()
-            await self._logins.close()
-            await self._revoker.close()
+        await self._listeners.stop()
         self._mail.stop()
         self._clients.stop()
         if self._guard is not None:
@@ -478,9 +408,7 @@ class Service(RoleShell):
         table, core = self._signal_table, self._core
         samples: dict[str, object] = {"signal_table_shared": int(table is not None and not table.problem)}
         samples |= self._clients.samples()
-        samples["proxy_headers_refused_total{reason}"] = dict(self._behind.refused)
-        samples["websockets_refused_total{reason}"] = dict(self._websockets.refused)
-        samples["connections_without_descriptor_total"] = sum(listener.refused for listener in self._listeners)
+        samples |= self._listeners.samples()
         samples |= self._guard.samples() if self._guard is not None else {}
         samples |= self._tickets.samples() if self._tickets is not None else {}
         samples |= self._mail.samples()

@@ -173,13 +173,14 @@ class _Stream(ClientSession):
         except NotAllowed as error:
             self.login_over(str(error))
 
-    def revoke(self, revocation: Revocation) -> list[str]:
-        """Leave what a revocation covers, and notify the client. Returns the topics."""
-        found = {channel: name for channel in self.channels if revocation.covers(name := _name(channel))}
-        own = f"{USER_PREFIX}{self.uin}"
-        user = (self.chat or self.mail) and revocation.covers(own)
-        if not found and not user:
-            return []
+    def filters(self) -> list[str]:
+        """Names of its subscriptions."""
+        return [*self.channels, *([f"{USER_PREFIX}{self.uin}"] if self.chat or self.mail else [])]
+
+    def revoked(self, filters: Sequence[str], why: str) -> None:
+        """Leave filters, and notify the client."""
+        found = [name for name in filters if not name.startswith(USER_PREFIX)]
+        user = len(found) < len(filters)
         self.channels.difference_update(found)
         self._clients.step(ev.Leave(self.id, list(found), user, user and self.mail))
         self.chat, self.mail = self.chat and not user, self.mail and not user

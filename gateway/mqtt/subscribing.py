@@ -78,12 +78,14 @@ class Subscribing:
         self._takes_mail = self._takes_mail and not user
         self.pace(len(effect.filters))
 
-    def revoke(self, revocation: Revocation) -> list[str]:
-        """Leave what a revocation covers. Returns the filters. MQTT has no message for it."""
-        names = [name for name in self._client.subscriptions or {} if revocation.covers(name)]
-        if names:
-            self.unsubscribe(UnsubscribeFilters(self._client.forget(names)))
-        return names
+    def filters(self) -> list[str]:
+        """Names of the client's subscriptions."""
+        return list(self._client.subscriptions or ())
+
+    def revoked(self, filters: Sequence[str], _why: str) -> None:
+        """Leave filters. MQTT has no message for it."""
+        self._client.forget(filters)
+        self.unsubscribe(UnsubscribeFilters(list(filters)))
 
     def pace(self, changes: int, *, joined: bool = False) -> None:
         """Charge joins, leaves or vain requests, and read on when the rate allows it."""

@@ -55,7 +55,7 @@ def _shown(unix_ms: int) -> str:
 
 
 async def _ask(target: str, query: dict[str, str]) -> dict[str, Any]:
-    """What the first gateway that answers says; it asks all routers."""
+    """The answer of the first gateway that gives one; it asks all routers."""
     _, view, _ = await read_registry(target)
     for node in view.of_role("gateway"):
         try:
