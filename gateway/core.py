@@ -358,7 +358,7 @@ class Core(EventTable[ev.Effect]):
         self.counters.without_members += 1
         if kind != ROOM:
             self.users.missing(key)
-        elif key < TOPIC_ROOM or not self.index.spans_all:
+        elif key < TOPIC_ROOM or not self.rooms.own.gateways(ALL_TOPICS):
             self.rooms.missing(key)
 
     def _queue_load_test(self, channel: Channel, record: bytes) -> None:

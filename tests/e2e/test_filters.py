@@ -106,7 +106,9 @@ def test_filters_of_stock_clients(cluster: LocalCluster) -> None:
     # A will that is to be retained.
     dying = Client("dying", second, will="wills/dying")
     dying.paho.loop_stop()
-    dying.paho.socket().close()
+    wire = dying.paho.socket()
+    assert wire is not None
+    wire.close()
     heir = Client("heir", first)
     heir.subscribe("wills/+")
     wait_for(lambda: heir.texts() == ["gone"], "the will")
