@@ -32,7 +32,7 @@ from gateway.joining import MAX_WIDE_ROOMS, Joining
 from gateway.membership.devices import DeviceIndex
 from gateway.membership.reporter import MembershipReporter
 from gateway.membership.rooms import NO_TOPICS, THE_GATEWAY, Channel, Client, RoomIndex
-from pixiu.ids import TOPIC_ROOM, EndpointID, gateway_msg_id
+from pixiu.ids import ALL_TOPICS, TOPIC_ROOM, EndpointID, gateway_msg_id
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.ordered_routes import Routes
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
