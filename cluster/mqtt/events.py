@@ -41,6 +41,8 @@ class CloseReason(Enum):
     """The client has more messages unacknowledged than it may."""
     TOPIC_ALIAS = "topic_alias"
     """The client used a topic alias above the maximum."""
+    LARGE_ANSWER = "large_answer"
+    """A SUBACK or UNSUBACK is above the client's maximum packet size."""
     UNANSWERED = "unanswered"
     """The cluster did not confirm a subscription or accept a message in time."""
     # Reasons that only the shell knows:
@@ -85,6 +87,7 @@ DISCONNECT_CODES: Final[dict[CloseReason, ReasonCode]] = {
     CloseReason.QUEUE_FULL: ReasonCode.QUOTA_EXCEEDED,
     CloseReason.RECEIVE_MAXIMUM: ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
     CloseReason.TOPIC_ALIAS: ReasonCode.TOPIC_ALIAS_INVALID,
+    CloseReason.LARGE_ANSWER: ReasonCode.PACKET_TOO_LARGE,
     CloseReason.UNANSWERED: ReasonCode.SERVER_BUSY,
     CloseReason.TAKEN_OVER: ReasonCode.SESSION_TAKEN_OVER,
     CloseReason.REPLACED: ReasonCode.SESSION_TAKEN_OVER,

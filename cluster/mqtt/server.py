@@ -83,8 +83,8 @@ from cluster.mqtt.packets import (
 from cluster.mqtt.properties import Property, number
 from cluster.mqtt.reason_codes import ReasonCode, name_of, return_code
 from cluster.mqtt.states import PACKET_EVENTS, Event, State
-from cluster.mqtt.subscriptions import Subscriptions, judge_filter
-from cluster.mqtt.terms import SessionLimits, Terms, agree, announced
+from cluster.mqtt.subscriptions import LARGE_ANSWER, Subscriptions, judge_filter
+from cluster.mqtt.terms import NO_LIMIT, SessionLimits, Terms, agree, announced
 from pixiu.ids import UIN, RoomID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topics import USER_PREFIX, TopicRefusal, destination
@@ -406,8 +406,16 @@ class ServerSession:
     def _judge_connect(self, packet: Connect) -> tuple[Event, object] | None:
         if self._state is not State.CONNECTING:
             return Event.CONNECT, packet
-        if not packet.client_id and not packet.clean_session:
-            code = ConnackCode.IDENTIFIER_REJECTED
+        code: ReasonCode | None = ReasonCode.SUCCESS
+        unnamed = not packet.client_id
+        if unnamed and packet.dialect is not MQTT_5 and (packet.dialect is MQTT_3_1 or not packet.clean_session):
+            code = ReasonCode.CLIENT_ID_NOT_VALID
+        elif packet.properties and Property.AUTHENTICATION_METHOD in packet.properties:
+            code = ReasonCode.BAD_AUTHENTICATION_METHOD
+        elif packet.will is not None and isinstance(self._resolve(packet.will.topic), TopicRefusal):
+            code = ReasonCode.TOPIC_NAME_INVALID
+        elif packet.properties and not self._takes_connack(packet):
+            code = ReasonCode.PACKET_TOO_LARGE
         else:
             code = self._admit(packet)
         if code is None:
@@ -415,6 +423,17 @@ class ServerSession:
         if code is ReasonCode.SUCCESS:
             return Event.CONNECT, packet
         return Event.CONNECT_REFUSED, _Refusal(code, packet.dialect)
+
+    def _connack(self, packet: Connect, terms: Terms) -> bytes:
+        properties: Properties | None = None
+        if terms.dialect is MQTT_5:
+            properties = announced(packet, terms, self._limits, packet.client_id or self._assigned_client_id)
+        return codec.encode(Connack(False, ReasonCode.SUCCESS, properties), terms.dialect)
+
+    def _takes_connack(self, packet: Connect) -> bool:
+        """False if the CONNACK is above the client's maximum packet size [MQTT5-3.1.2-24]."""
+        terms = agree(packet, self._limits)
+        return terms.max_packet_bytes == NO_LIMIT or len(self._connack(packet, terms)) <= terms.max_packet_bytes
 
     def _leave(self, problem: Problem, effects: list[Effect], code: ReasonCode | None, malformed: Reason | None = None) -> None:
         """Append a DISCONNECT, if the client's dialect has it and it is connected, and the end."""
@@ -427,10 +446,12 @@ class ServerSession:
     def _accept(self, packet: Connect, now: float, effects: list[Effect]) -> None:
         """Start the session, CONNACK 0."""
         self._client_id = packet.client_id or self._assigned_client_id
-        self._clean_session = packet.clean_session
-        self._silence_s = packet.keep_alive_s * self._limits.keep_alive_factor
-        effects.append(Connected(self._client_id, packet.user_name, packet.clean_session, packet.keep_alive_s, packet.will))
-        effects.append(Send(codec.encode(Connack(False, ConnackCode.ACCEPTED))))
+        self._terms = terms = agree(packet, self._limits)
+        self._silence_s = terms.keep_alive_s * self._limits.keep_alive_factor
+        if terms.dialect is MQTT_5:
+            self._aliases = Aliases(self._limits.max_topic_aliases)
+        effects.append(Connected(self._client_id, packet, terms))
+        effects.append(Send(self._connack(packet, terms)))
 
     def _refuse(self, refusal: _Refusal, now: float, effects: list[Effect]) -> None:
         """CONNACK with the reason, close."""
@@ -489,17 +510,23 @@ class ServerSession:
         if asked.in_vain:
             effects.append(FiltersInVain(len(asked.answers)))
         if not asked.joined:
-            self._send_suback(packet_id, [code for code in asked.answers if isinstance(code, int)], effects)
+            self._send_suback(packet_id, [code for code in asked.answers if isinstance(code, int)], now, effects)
             return
         subscriptions.wait(packet_id, asked, now)
         effects.append(SubscribeFilters(packet_id, list(asked.joined.values()), frozenset(asked.mail)))
         self._bound_unanswered(now)
 
-    def _send_suback(self, packet_id: int, codes: list[int], effects: list[Effect]) -> None:
-        dialect = self._terms.dialect
-        if dialect is not MQTT_5:
+    def _send_suback(self, packet_id: int, codes: list[int], now: float, effects: list[Effect]) -> None:
+        if self._terms.dialect is not MQTT_5:
             codes = [min(code, SUBACK_FAILURE) for code in codes]
-        effects.append(Send(codec.encode(Suback(packet_id, tuple(codes)), dialect)))
+        self._answer(Suback(packet_id, tuple(codes)), now, effects)
+
+    def _answer(self, packet: Suback | Unsuback, now: float, effects: list[Effect]) -> None:
+        data = codec.encode(packet, self._terms.dialect)
+        if len(data) > self._terms.max_packet_bytes:
+            self._step(Event.CLOSE, LARGE_ANSWER, now, effects)
+        else:
+            effects.append(Send(data))
 
     def _confirm(self, confirmed: tuple[int, Sequence[int] | None], now: float, effects: list[Effect]) -> None:
         """SUBACK."""
@@ -509,7 +536,7 @@ class ServerSession:
             return
         if answer[1]:
             self._begin_sending().takes_mail = True
-        self._send_suback(packet_id, answer[0], effects)
+        self._send_suback(packet_id, answer[0], now, effects)
         self._bound_unanswered(now)
 
     def _unsubscribe(self, packet: Unsubscribe, now: float, effects: list[Effect]) -> None:
@@ -518,9 +545,7 @@ class ServerSession:
         if left:
             effects.append(UnsubscribeFilters(left))
         if not packet.more:
-            dialect = self._terms.dialect
-            answer = Unsuback(packet.packet_id, tuple(codes) if dialect is MQTT_5 else ())
-            effects.append(Send(codec.encode(answer, dialect)))
+            self._answer(Unsuback(packet.packet_id, tuple(codes) if self._terms.dialect is MQTT_5 else ()), now, effects)
 
     def _acknowledge(self, packet_ids: Iterable[int], now: float, effects: list[Effect]) -> None:
         """PUBACK, or PUBREC, of all messages before the first one that still waits."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from cluster.core.contract import NEVER
-from cluster.mqtt.events import Wanted
+from cluster.mqtt.events import CloseReason, Problem, Wanted
 from cluster.mqtt.reason_codes import ReasonCode
 from pixiu.ids import UIN, RoomID
 from pixiu.placement.topics import USER_PREFIX, TopicRefusal, parse_filter
@@ -19,6 +19,7 @@ NO_LOCAL: Final = 4
 RETAIN_AS_PUBLISHED: Final = 8
 RETAIN_HANDLING_SHIFT: Final = 4
 """Of the options byte of a filter in a SUBSCRIBE."""
+LARGE_ANSWER: Final = Problem(CloseReason.LARGE_ANSWER, "the answer has more filters than the client's maximum packet size allows")
 
 
 def judge_filter(resolve: Callable[[str], RoomID | UIN | TopicRefusal], text: str) -> TopicRefusal | None:
@@ -36,8 +37,8 @@ def judge_filter(resolve: Callable[[str], RoomID | UIN | TopicRefusal], text: st
 class Asked(NamedTuple):
     """The filters of a SUBSCRIBE, as far as it was decoded."""
 
-    answers: list[str | int]
-    """One item per filter: its text if it waits for the cluster, a reason code if it was refused."""
+    answers: list[tuple[str, int] | int]
+    """One item per filter: its text and QoS if it waits for the cluster, a reason code if it was refused."""
     joined: dict[str, Wanted]
     mail: set[str]
     """Those of `joined` for which the client requests mail."""
@@ -108,8 +109,8 @@ class Subscriptions:
             if name not in self.filters:
                 self._bytes += len(name)
             self.filters[name] = identifier
-            answers.append(name)
             qos = options & QOS_BITS
+            answers.append((name, qos))
             joined[name] = Wanted(
                 name,
                 qos,
@@ -145,7 +146,7 @@ class Subscriptions:
             if code >= ReasonCode.UNSPECIFIED:
                 self._forget(name)
         mail = any(0 < granted[name] < ReasonCode.UNSPECIFIED for name in asked.mail)
-        return [name if isinstance(name, int) else granted[name] for name in asked.answers], mail
+        return [one if isinstance(one, int) else _granted(granted[one[0]], one[1]) for one in asked.answers], mail
 
     def leave(self, names: Sequence[str], *, more: bool) -> tuple[list[str], list[int]]:
         """Remove the filters of an UNSUBSCRIBE, or of a part of one. Returns those that were there, and the reason codes of the
@@ -172,3 +173,8 @@ class Subscriptions:
         if there:
             self._bytes -= len(name)
         return there
+
+
+def _granted(code: int, qos: int) -> int:
+    """The code of one of several equal filters of a SUBSCRIBE, which are as several SUBSCRIBEs [MQTT-3.8.4-4]."""
+    return code if code >= ReasonCode.UNSPECIFIED else min(code, qos)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, LoginSession
-from cluster.access.rules import INBOX, PUBLISH, SUBSCRIBE, Target, of_user
-from cluster.mqtt.packets import ConnackCode, Connect, Publish, Will
+from cluster.access.rules import INBOX, PUBLISH, SUBSCRIBE, Target, of_topic_name, of_user
+from cluster.mqtt.packets import Connect, Publish, Will
+from cluster.mqtt.properties_in_records import extension_for_will
+from cluster.mqtt.reason_codes import ReasonCode
 from cluster.trust.identity import Credentials, Identity
 from cluster.wills.will import MAX_PAYLOAD_BYTES
-from pixiu.errors import InvalidArgument, NotAllowed, NotAuthenticated, PixiuError
+from pixiu.errors import Draining, InvalidArgument, NotAllowed, NotAuthenticated, Overloaded, PixiuError, RecordTooLarge
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, TopicRefusal, destination
@@ -43,6 +45,7 @@ def code_of(error: PixiuError) -> ReasonCode:
 
 
 _CONNACK_CODES = {
+    RecordTooLarge: ReasonCode.PACKET_TOO_LARGE,  # of a will
     NotAllowed: ReasonCode.NOT_AUTHORISED,
     NotAuthenticated: ReasonCode.BAD_USER_NAME_OR_PASSWORD,
     Overloaded: ReasonCode.SERVER_BUSY,
@@ -90,10 +93,14 @@ def will_key(topic: str, topics: TopicRooms, vrooms: VRooms) -> int:
 
 def check_will(access: LoginSession | None, will: Will, topics: TopicRooms, vrooms: VRooms) -> None:
     """Check the will of a client that connects; callbacks were asked. Raises `NotAllowed` if the client may not publish it,
-    `InvalidArgument` for its topic or size."""
+    `InvalidArgument` for its topic or size, `RecordTooLarge` for its properties."""
     key = will_key(will.topic, topics, vrooms)
     if len(will.payload) > MAX_PAYLOAD_BYTES:
         raise InvalidArgument(f"the payload of a will has at most {MAX_PAYLOAD_BYTES} bytes, this one {len(will.payload)}")
+    try:
+        extension_for_will(will.properties)
+    except InvalidArgument as error:
+        raise RecordTooLarge(f"the properties of a will: {error}") from None
     if access is not None:
         access.require(PUBLISH, target_of(key, will.topic))
 

@@ -22,7 +22,7 @@ from cluster.mqtt.events import CloseReason, Effect
 from cluster.mqtt.mail import Mails
 from cluster.mqtt.packets import MQTT_5
 from cluster.mqtt.properties import Property, number
-from cluster.mqtt.properties_in_records import extension_for
+from cluster.mqtt.properties_in_records import extension_for_will
 from cluster.mqtt.reason_codes import ReasonCode
 from cluster.mqtt.server import ServerSession
 from gateway import events as ev
@@ -582,9 +582,14 @@ class MQTTConnection(ClientSession):
         self._publishing.earlier = self._clients.client_ids.take_over(self.client_id, self)
         device_class, named, _ = effect.client_id.partition(":")
         class_number = device_class_of_name(device_class) if named else 0
-        self._clients.opened(self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id)
-        if effect.will is not None:
-            self._clients.set_will(self, effect.will, 0.0)
+        self._clients.opened(
+            self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id, exact=terms.limited,
+            credit=terms.receive_maximum,
+        )  # fmt: skip
+        will = connect.will
+        if will is not None:
+            delay_s = min(number(will.properties, Property.WILL_DELAY, 0), number(connect.properties, Property.SESSION_EXPIRY, 0))
+            self._clients.set_will(self, will, delay_s, extension_for_will(will.properties))
 
     def _send_mail(self, effect: session_events.SendMail) -> None:
         if self._mail.put([(packet, 1) for packet in effect.packets], anew=effect.anew):

@@ -70,6 +70,8 @@ def delivered(effects: list[ev.Effect]) -> list[tuple[int, str, int, bool, tuple
 
 
 def test_a_wildcard_gets_what_it_matches_and_exact_filters_go_on() -> None:
+    """Each client that matches: MQTT-4.5.0-1 MQTT5-4.5.0-1. Nothing new after UNSUBSCRIBE: MQTT-3.10.4-2 MQTT5-3.10.4-2. A session
+    ends with its connection, as its expiry of 0 says: MQTT5-4.1.0-2."""
     core = gateway()
     client(core, 1, *wanted("home/+/heat"))
     client(core, 2, *wanted("home/kitchen/heat"))
@@ -244,6 +246,13 @@ def test_a_repeat_for_a_group_is_dropped_and_one_that_went_back_may_come_again()
     assert receivers(arrive(core, record)) == []
 
 
+def test_mqtt5_4_8_2_3_a_member_gets_a_message_with_at_most_the_qos_that_it_was_granted() -> None:
+    core = gateway()
+    client(core, 1, *wanted("$share/g/jobs/+", qos=1), dialect=5)
+    found = [arrive(core, for_group(message("jobs/x", number, qos=number), GROUP)) for number in range(3)]
+    assert [one[2] for effects in found for one in delivered(effects)] == [0, 1, 1]
+
+
 def test_members_without_credit_are_passed_over() -> None:
     core = gateway()
     turn(core, ev.Opened(1, 7, 5, credit=1), ev.Join(1, 1, wanted("$share/g/jobs/+", qos=1)))
@@ -283,6 +292,7 @@ def test_a_new_subscription_gets_what_is_retained_with_its_options() -> None:
 
 
 def test_retained_messages_come_again_unless_the_client_does_not_want_them() -> None:
+    """MQTT5-3.3.1-10: retain handling 1."""
     core = gateway()
     turn(core, ev.RetainedFetched(1, fetch_of(core, 1, ev.Wanted("a", retain_handling=1)).fetch))
     assert not of(ev.FetchRetained, turn(core, ev.Join(1, 2, [ev.Wanted("a", retain_handling=1)]))), "it has the filter already"

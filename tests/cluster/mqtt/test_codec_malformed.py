@@ -84,8 +84,8 @@ SERVER_CASES: list[tuple[str, bytes, Reason]] = [
     ("PUBACK with half an identifier", b"\x40\x01\x01", Reason.TRUNCATED),
     ("PUBACK with more than an identifier", b"\x40\x03\x00\x01\x00", Reason.TRAILING_BYTES),
     ("MQTT-3.8.3-3 SUBSCRIBE without filters", packet(0x82, b"\x00\x01"), Reason.EMPTY_FILTER_LIST),
-    ("MQTT-3-8.3-4 SUBSCRIBE with QoS 3", packet(0x82, b"\x00\x01\x00\x01a\x03"), Reason.SUBSCRIBE_QOS),
-    ("MQTT-3-8.3-4 SUBSCRIBE with reserved QoS bits", packet(0x82, b"\x00\x01\x00\x01a\x40"), Reason.SUBSCRIBE_QOS),
+    ("MQTT-3.8.3-4 SUBSCRIBE with QoS 3", packet(0x82, b"\x00\x01\x00\x01a\x03"), Reason.SUBSCRIBE_QOS),
+    ("MQTT-3.8.3-4 SUBSCRIBE with reserved QoS bits", packet(0x82, b"\x00\x01\x00\x01a\x40"), Reason.SUBSCRIBE_QOS),
     ("SUBSCRIBE without its last QoS", packet(0x82, b"\x00\x01\x00\x01a"), Reason.TRUNCATED),
     ("SUBSCRIBE whose filter reaches beyond the packet", packet(0x82, b"\x00\x01\x00\x09a\x00"), Reason.TRUNCATED),
     ("SUBSCRIBE without an identifier", packet(0x82, b""), Reason.TRUNCATED),
@@ -215,6 +215,7 @@ def test_every_reason_has_a_case() -> None:
 
 @pytest.mark.parametrize("first", [0x30, 0x32, 0x40, 0x62, 0x82, 0xA2, 0xC0, 0xE0, 0x20, 0x90])
 def test_mqtt_3_1_0_1_the_first_packet_from_a_client_must_be_connect(first: int) -> None:
+    """Before CONNECT no version is known: MQTT5-3.1.0-1."""
     decoder = codec.Decoder(Side.SERVER)
     assert decoder.feed(bytes([first])) == []
     assert decoder.error is not None

@@ -73,6 +73,7 @@ def test_a_packet_identifier_is_the_mails_place_and_never_0() -> None:
 
 
 def test_mail_leaves_with_qos_1_and_dup_where_it_may_have_arrived() -> None:
+    """MQTT-3.3.1-1 MQTT5-3.3.1-1."""
     session = taking()
     found = packets(session.deliver_mail(TOPIC, mails(4) + mails(4, lane=0, redelivered=True), 2.0))
     assert found == [

@@ -243,6 +243,7 @@ def test_a_subscription_that_the_cluster_does_not_confirm_closes() -> None:
 
 
 def test_a_message_that_the_cluster_does_not_accept_closes() -> None:
+    """MQTT-4.8.0-2."""
     session = connected(keep_alive_s=0)
     send(session, Publish("a", b"", 1, packet_id=1), now=2.0)
     send(session, Publish("a", b"", 1, packet_id=2), now=9.0)

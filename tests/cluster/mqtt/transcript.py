@@ -84,6 +84,7 @@ class Player:
 
     def __init__(self) -> None:
         self._now, self._limits = 0.0, SessionLimits()
+        self._admits = ReasonCode.SUCCESS
         self._session: ServerSession | None = None
         self._dialect: Dialect = MQTT_3_1_1
         self._decoder: codec.Decoder | None = None
@@ -93,7 +94,9 @@ class Player:
     def session(self) -> ServerSession:
         """The session; made at the first use, with the limits that were set before."""
         if self._session is None:
-            self._session = ServerSession(self._now, "assigned", self._limits, counters=self.counters)
+            self._session = ServerSession(
+                self._now, "assigned", self._limits, lambda connect: self._admits, counters=self.counters
+            )  # fmt: skip
         return self._session
 
     def play(self, lines: list[str]) -> Iterator[str]:
@@ -119,6 +122,9 @@ class Player:
         name, found = words[0], _words(words[1:])
         if name == "limits":
             self._limits = SessionLimits(**{key: int(value) for key, value in found.items()})
+            return []
+        if name == "admit":
+            self._admits = ReasonCode[words[1]]
             return []
         if name == "at":
             self._now = float(words[1])
@@ -253,6 +259,7 @@ def show(packet: Packet) -> str:
         words.append(ReasonCode(getattr(packet, "code", None) or 0).name)
     if isinstance(packet, Suback | Unsuback):
         words += [str(code) if code < 3 else f"{code:#x}" for code in packet.codes]
+    words += ["present"] if getattr(packet, "session_present", False) else []
     number = getattr(packet, "packet_id", None)
     if number:
         words.append(f"#={number}")
