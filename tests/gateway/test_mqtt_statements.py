@@ -11,7 +11,7 @@ import pytest
 from cluster.mqtt import codec
 from cluster.mqtt.events import CloseReason
 from cluster.mqtt.outbound import Delivery
-from cluster.mqtt.packets import MQTT_3_1_1, MQTT_5, Connack, Connect, Dialect, Packet, Publish, Side
+from cluster.mqtt.packets import MQTT_3_1_1, MQTT_5, Connack, Connect, Dialect, Disconnect, Packet, Publish, Side
 from cluster.mqtt.packets import Will as ClientsWill
 from cluster.mqtt.properties import Property
 from cluster.mqtt.properties_in_records import carried_by, retain_of
@@ -92,6 +92,8 @@ async def test_the_client_identifier_tells_connections_apart(dialect: Dialect) -
     _, newer = client(world, dialect, "phone")
     assert (older.closed, other.closed, newer.closed) == (True, False, False)
     assert world.closed_for == [CloseReason.TAKEN_OVER.value]
+    told = [packet.code for packet in received(older, dialect) if isinstance(packet, Disconnect)]
+    assert told == ([ReasonCode.SESSION_TAKEN_OVER] if dialect is MQTT_5 else [])
 
 
 async def test_the_messages_of_a_client_to_a_topic_keep_their_order() -> None:

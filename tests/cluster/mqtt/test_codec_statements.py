@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -237,16 +238,14 @@ REASON_CODES: dict[type[Packet], set[int]] = {
 MQTT5-3.14.2-1 MQTT5-3.15.2-1."""
 
 
-def with_code(kind: type[Packet], code: int) -> Packet:
+def with_code(kind: Callable[..., Packet], code: int) -> Packet:
     if kind is Connack:
         return Connack(False, code)
     if kind is Disconnect:
         return Disconnect(code)
     if kind is Auth:
         return Auth(code, {Property.AUTHENTICATION_METHOD: "x"})
-    if kind in (Suback, Unsuback):
-        return kind(1, (code,))  # type: ignore[call-arg]
-    return kind(1, code)  # type: ignore[call-arg]
+    return kind(1, (code,) if kind in (Suback, Unsuback) else code)
 
 
 @pytest.mark.parametrize("kind", REASON_CODES, ids=lambda kind: PacketType[kind.__name__.upper()].name)
