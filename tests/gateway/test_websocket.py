@@ -110,6 +110,7 @@ async def closed_with(reader: asyncio.StreamReader) -> int:
 
 @pytest.mark.parametrize("name", ["mqtt", "mqttv3.1"])
 async def test_a_client_connects_and_closes(gateway: Gateway, http: aiohttp.ClientSession, name: str) -> None:
+    """The server selects the subprotocol that the client offers [MQTT-6.0.0-4, MQTT5-6.0.0-4]."""
     async with http.ws_connect(gateway.url, protocols=(name,), origin="https://app.example.com") as socket:
         assert socket.protocol == name
         await socket.send_bytes(CONNECT + PING)
@@ -121,6 +122,7 @@ async def test_a_client_connects_and_closes(gateway: Gateway, http: aiohttp.Clie
 
 
 async def test_packets_may_be_anywhere_in_frames(gateway: Gateway) -> None:
+    """They need not begin or end with a frame [MQTT-6.0.0-2, MQTT5-6.0.0-2]."""
     reader, writer = await raw(gateway)
     writer.write(frame(2, CONNECT[:3], last=False) + frame(9, b"are you there?"))
     for byte in CONNECT[3:]:
@@ -180,6 +182,7 @@ async def test_the_gateway_closes_with_1000_and_waits_for_the_client(gateway: Ga
     ids=["text", "pings", "empty", "opcode", "continuation", "unmasked", "length"],
 )
 async def test_a_client_that_breaks_the_rules_is_closed(gateway: Gateway, sent: bytes, code: int, reason: str) -> None:
+    """Also one that sends text [MQTT-6.0.0-1, MQTT5-6.0.0-1]."""
     reader, writer = await raw(gateway)
     writer.write(frame(2, CONNECT))
     await reader.readuntil(b"\x20\x02\0\0")
