@@ -95,6 +95,8 @@ class Workers:
 
     def start(self, name: str) -> None:
         """Start `writers-N` or `members-N`; one that was killed goes on in the same file."""
+        if name in self.running and self.running[name].poll() is None:
+            return  # struck twice in one round
         what, number = name.split("-")
         command = [sys.executable, "-m", "benchmarks.clusters.topic_worker", what, self._cluster.target, self._topic]
         command += [str(self.file(name)), "--name", name, "--keys", str(self._keys), "--pace", str(self._pace)]
@@ -259,11 +261,14 @@ class Run:
         await self._workers.end("writers")
         say("writers have ended")
         topic = self._px.durable_topic(self._topic)
-        async with asyncio.timeout(DRAIN_S):
-            while left := await self._unacknowledged(channels):
-                await asyncio.sleep(0.5)
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                while await self._unacknowledged(channels):
+                    await asyncio.sleep(0.5)
+        except TimeoutError:
+            raise RuntimeError(f"channels do not get everything: {await self._left(channels)}") from None
         await self._workers.end("members")
-        say(f"channels have everything {left}")
+        say("channels have everything")
         state = await self._px.topics.channel_state(self._topic, next(iter(channels)))
         total = sum(part.end for part in state)
         stored = []
@@ -287,6 +292,14 @@ class Run:
         except pixiu.PixiuError:
             return -1
         return sum(part.unacknowledged for part in parts)
+
+    async def _left(self, channels: dict[str, bool]) -> list[object]:
+        """What channels wait for, and which workers still run."""
+        found: list[object] = [name for name, process in self._workers.running.items() if process.poll() is None]
+        with contextlib.suppress(pixiu.PixiuError):
+            for name in channels:
+                found += [part for part in await self._px.topics.channel_state(self._topic, name) if part.unacknowledged]
+        return found
 
 
 async def faults(arguments: argparse.Namespace, folder: Path, findings: Findings) -> None:
