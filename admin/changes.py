@@ -124,7 +124,7 @@ def restored(node: TopicNode) -> TopicNode:
     if node.purging:
         raise UnknownTopic(f"the messages of topic {node.name} are being removed; it cannot be restored any more")
     if not node.deleted_at_ms:
-        return node
+        raise InvalidArgument(f"topic {node.name} is not deleted: there is nothing to restore, and nothing was changed")
     return replace(node, version=node.version + 1, deleted_at_ms=0, purge_at_ms=0)
 
 
@@ -238,7 +238,11 @@ def _open_part(node: TopicNode, number: int) -> TopicPart:
     if part is None:
         raise UnknownTopic(f"topic {node.name} has no part {number}; `pixiu topic show {node.name}` lists them")
     if part.state is not PartState.OPEN:
-        raise TopicInUse(f"part {number} of topic {node.name} is {part.state.value}; only open parts can be followed by others")
+        children = ", ".join(str(each.number) for each in node.parts if number in each.parents)
+        raise TopicInUse(
+            f"part {number} of topic {node.name} is {part.state.value}; only open parts can be followed by others"
+            + (f"; its slots went to {children}" if children else "")
+        )
     return part
 
 

@@ -56,6 +56,8 @@ MAX_BLOCK_BYTES: Final = 1 << 20
 MAX_HEADERS: Final = 64
 MAX_KEY_BYTES: Final = 4096
 MAX_TAG_BYTES: Final = 100
+MAX_NEEDLE: Final = 32
+"""Bytes of a needle that are searched for. Policy: a long one may take its length for each byte of a short block."""
 MAX_OFFSET: Final = (1 << 48) - 1
 MAX_POSITION: Final = (1 << 63) - 1
 U64: Final = struct.Struct("<Q")
@@ -290,12 +292,16 @@ class Block:
                         at += HEADER.size + name + value
                 yield number, key, end - at
 
+    def length(self, low: int, high: int) -> int:
+        """Bytes of the messages [low, high)."""
+        return self.bounds(high - 1)[1] - self.bounds(low)[0] if low < high else 0
+
     def having(self, needles: Sequence[bytes], low: int, high: int) -> list[int]:
         """The numbers of the messages [low, high) that have one of these bytes anywhere, also by chance."""
         ends, found = self.ends(), set[int]()
         start, stop = self.bounds(low)[0], self.bounds(high - 1)[1]
         first = start - (ends[low - 1] if low else 0)
-        for needle in needles:
+        for needle in (each[:MAX_NEEDLE] for each in needles):
             at = self.data.find(needle, start, stop)
             while at >= 0:
                 number = bisect_right(ends, at - first)

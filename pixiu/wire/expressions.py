@@ -3,7 +3,8 @@
     text ──cel.parse──▶ tree ──types, columns of mistakes──▶ closures              when the channel is made
     block ──bytes of which one must be there──▶ some messages ──closures──▶ those that match
 
-There are no loops, so a message costs at most `cel.MAX_NODES` steps, each at most linear in the text that it looks at.
+There are no loops, so a message costs at most `cel.MAX_NODES` steps, each at most linear in the text that it looks at. What they
+look at is counted: the dispatcher ends its turn by that.
 
 A value that is not there, a text that is no number, a division by zero or an overflow is an error. `||` and `&&` pass over an error
 if the other side decides; else the message does not match, and is counted.
@@ -35,6 +36,16 @@ MAX_NEEDLES: Final = 64
 """Pieces of bytes that a block is searched for. Policy: with more, every message is looked at."""
 MAX_NUMBER_TEXT: Final = 64
 """Characters of a text that `int` and `double` read. Policy: a longer one is an error."""
+MAX_TEXT: Final = 0xFFFF
+"""Characters of a text that `+` makes. Policy: a longer one is an error."""
+PAIRS: Final = 1 << 15
+"""Characters of a text times those of a piece, up to which the piece is searched in any way."""
+LINEAR: Final = 30_000
+"""Length from which CPython searches in linear time, whatever the text; below, it may compare each pair."""
+MATCH_WORK: Final = 32
+"""Work of a pattern for each character, bytes."""
+STEP_WORK: Final = 4
+"""Work of a step of an expression for each header that it may pass, bytes."""
 INT: Final = 1 << 63
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _REAL: Final = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", re.ASCII)
@@ -47,7 +58,7 @@ class _Failed(Exception):
 class Fields:
     """The fields of one message that expressions look at."""
 
-    __slots__ = ("event_at_us", "headers", "key", "load_test", "size", "slot", "tag")
+    __slots__ = ("event_at_us", "headers", "key", "load_test", "size", "slot", "tag", "work")
 
     def __init__(self, block: Block, number: int) -> None:
         data, (at, end), index = block.data, block.bounds(number), FLAGS_AT + INDEX_BYTES * number
@@ -75,6 +86,8 @@ class Fields:
                 self.headers.append((data[at - name : at], data[at : at + value]))
                 at += value
         self.size = end - at
+        self.work = 0
+        """Bytes that an expression has looked at."""
 
 
 Run = Callable[[Fields], Any]
@@ -107,7 +120,8 @@ class Expression:
     """
 
     def __init__(self, text: str) -> None:
-        found = _Compiler(text).compile(cel.parse(text))
+        tree = cel.parse(text)
+        found = _Compiler(text).compile(tree)
         if found.type != BOOL:
             raise cel.problem(text, found.node.at, f"an expression is true or false, this one is a {found.type}")
         self._run = found.run
@@ -115,17 +129,23 @@ class Expression:
         """Bytes of which one is in each message that matches; none: nothing is known in advance."""
         self.errors = 0
         """Messages for which it had no value."""
+        self.work = 0
+        """Bytes looked at, about; whoever reads it may reset it."""
+        self._step_work = STEP_WORK * _size(tree)
 
     def matching(self, block: Block, low: int, high: int) -> list[int]:
         """The numbers of a block's messages [low, high) that match, rising."""
         numbers = block.having(self.needles, low, high) if self.needles else range(low, high)
-        found, run = list[int](), self._run
+        found, run, work = list[int](), self._run, len(self.needles) * block.length(low, high)
         for number in numbers:
+            fields = Fields(block, number)
             try:
-                if run(Fields(block, number)):
+                if run(fields):
                     found.append(number)
             except _Failed:
                 self.errors += 1
+            work += fields.work + self._step_work * (1 + len(fields.headers))
+        self.work += work
         return found
 
 
@@ -306,6 +326,7 @@ class _Compiler:
             if found is None:
                 if len(text) > MAX_MATCHED:
                     raise _Failed
+                fields.work += MATCH_WORK * len(text)
                 if len(known) >= MAX_REMEMBERED:
                     known.clear()
                 found = known[text] = pattern.matches(text)
@@ -340,6 +361,7 @@ def _joined(runs: Sequence[Run], *, decides: bool) -> Run:
 def _header_of(fields: Fields, wanted: bytes) -> str:
     for name, value in fields.headers:
         if name == wanted:
+            fields.work += len(value)
             return _text(value)
     raise _Failed
 
@@ -362,7 +384,16 @@ def _moment_of(fields: Fields) -> int:
 def _bounded(value: Any) -> Any:
     if type(value) is int and not -INT <= value < INT:
         raise _Failed
+    if type(value) is str and len(value) > MAX_TEXT:
+        raise _Failed
     return value
+
+
+def _contains(text: str, piece: str) -> bool:
+    """True if a piece is in a text, in linear time: filled up with bytes that UTF-8 does not have, where need be."""
+    if len(text) * len(piece) <= PAIRS:
+        return piece in text
+    return text.encode().ljust(LINEAR, b"\xff").find(piece.encode()) >= 0
 
 
 def _divided(left: Any, right: Any) -> Any:
@@ -421,12 +452,16 @@ _FUNCTIONS: Final[dict[str, tuple[Sequence[Sequence[str]], str, Callable[..., An
     "double": ([(TEXT, REAL, NUMBER)], REAL, _double),
     ".startsWith": ([(TEXT,), (TEXT,)], BOOL, str.startswith),
     ".endsWith": ([(TEXT,), (TEXT,)], BOOL, str.endswith),
-    ".contains": ([(TEXT,), (TEXT,)], BOOL, lambda text, piece: piece in text),
+    ".contains": ([(TEXT,), (TEXT,)], BOOL, _contains),
 }
 """Name, with a dot if it is a method → types of its values, its own, and what it does."""
 _NAMES: Final = "has, size, int, double, timestamp, and of texts startsWith, endsWith, contains, matches"
 _NOBODY: Any = None
 """Argument with which a constant is evaluated."""
+
+
+def _size(node: Node) -> int:
+    return 1 + sum(map(_size, node.parts))
 
 
 # --- bytes of which one must be there

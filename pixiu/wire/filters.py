@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from pixiu.errors import InvalidArgument
 from pixiu.wire import cel, patterns
 from pixiu.wire.block import HEADER, Block, Flag
-from pixiu.wire.expressions import Expression
+from pixiu.wire.expressions import MATCH_WORK, STEP_WORK, Expression
 
 MAX_FILTER_BYTES: Final = 4096
 """Of the JSON."""
@@ -44,6 +44,8 @@ class Filter(Protocol):
 
     errors: int
     """Messages for which an expression had no value; they did not match."""
+    work: int
+    """Bytes that it has looked at, about; whoever reads it may reset it."""
 
     def matching(self, block: Block, low: int, high: int) -> list[int]:
         """The numbers of a block's messages [low, high) that match, rising."""
@@ -84,7 +86,7 @@ class Conditions:
             for each in self.conditions
             if each.values and not each.negated
         ]
-        self.errors = 0
+        self.errors = self.work = 0
         self._needles = min(needles, key=len, default=[])
         """Bytes of which one is in each message that matches; none: nothing is known in advance."""
 
@@ -92,9 +94,18 @@ class Conditions:
         """The numbers of a block's messages [low, high) that match, rising."""
         if not block.flags & Flag.HEADERS:
             return []
-        flags = block.all_flags()
+        flags, found = block.all_flags(), list[int]()
         numbers = block.having(self._needles, low, high) if self._needles else range(low, high)
-        return [number for number in numbers if flags[number] & Flag.HEADERS and self.holds(block.headers(number))]
+        work, conditions = len(self._needles) * block.length(low, high), len(self.conditions)
+        for number in numbers:
+            if flags[number] & Flag.HEADERS:
+                headers = block.headers(number)
+                size = sum(len(value) for _, value in headers)
+                work += size + conditions * (STEP_WORK * len(headers) + MATCH_WORK * min(size, MAX_MATCHED))
+                if self.holds(headers):
+                    found.append(number)
+        self.work += work
+        return found
 
     def holds(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
         """True if all conditions hold for a message with these headers."""

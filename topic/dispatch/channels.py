@@ -9,6 +9,7 @@ Source: docs/topics.md, "Channels".
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -20,6 +21,7 @@ from pixiu.wire import filters
 from topic.dispatch.dispatcher import Dispatcher
 from topic.dispatch.flights import Pending
 from topic.dispatch.members import Member
+from topic.dispatch.sorting import WORK
 from topic.events import AskParent, ChannelView, Deliver, Effect, Joined, MemberEnded, PartsFinished
 from topic.state.state import State
 
@@ -247,17 +249,20 @@ class Channels:
 
     def pump(self, now: float, out: list[Deliver]) -> list[Pending]:
         """Give members what is ready. Returns what is to be committed."""
-        found, awake = list[Pending](), self._awake
+        found, awake, work = list[Pending](), deque(self._awake), WORK
         self._awake = {}
-        for number in awake:
+        while awake and work > 0:
+            number = awake.popleft()
             dispatcher = self._by_number.get(number)
             if dispatcher is not None:
                 found += dispatcher.pump(now, out)
+                work -= WORK - dispatcher.wants.work
                 self._filter_errors += dispatcher.wants.new_errors
                 dispatcher.wants.new_errors = 0
                 if dispatcher.more:
                     self._awake[number] = None
                 self._remind(number, dispatcher)
+        self._awake = dict.fromkeys(awake) | self._awake  # in the next turn, these come first
         return found
 
     def _remind(self, number: int, dispatcher: Dispatcher) -> None:

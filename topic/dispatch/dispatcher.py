@@ -24,7 +24,7 @@ from topic.dispatch.lanes import Lanes
 from topic.dispatch.members import Member, Members
 from topic.dispatch.paces import Paces
 from topic.dispatch.ready import AnyOrder, Ready
-from topic.dispatch.sorting import FOR_ALL, MICRO, Blocks, Sorter, Wants
+from topic.dispatch.sorting import FOR_ALL, MICRO, WORK, Blocks, Sorter, Wants
 from topic.events import ChannelView, Deliver, LoadTest, MemberView
 from topic.state.channels import Progress
 from topic.state.parts import Part
@@ -366,7 +366,7 @@ class Dispatcher:
 
     def pump(self, now: float, out: list[Deliver]) -> list[Pending]:
         """Give members with room what is ready. Returns what is to be committed."""
-        found, self.more = list[Pending](), False
+        found, self.more, self.wants.work = list[Pending](), False, WORK
         if self.wants.broken or not any(self._hungry.values()):
             return found
         for tag in self.members.free_tags():

@@ -150,6 +150,8 @@ class Lanes:
         """Look at messages. Returns False if there are more, and this is enough for now."""
         while self._resent and self._look_at(self._resent[-1], self._resent[-1] + 1, now):
             self._resent.pop()
+        if self._sorter.spent:
+            return False
         acks, left = self._progress.acks, LOOKED
         while len(self._slot_of) < MAX_AHEAD and left > 0:
             low, high = acks.next_gap(self._next, end, READ)
@@ -158,10 +160,10 @@ class Lanes:
                 return True
             number = self._look_at(low, high, now)
             if not number:
-                return True
+                return not self._sorter.spent
             self._next = low + number
             left -= number
-        return left > 0
+        return left > 0 and not self._sorter.spent
 
     def _look_at(self, low: int, high: int, now: float) -> int:
         """Put the messages [low, high), or the first of them, into their lanes. Returns how many these were; 0: they cannot be

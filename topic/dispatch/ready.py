@@ -158,7 +158,7 @@ class AnyOrder:
                     break
                 self._next = high
                 run = Run(low, high, 1)
-            elif looked >= LOOKED:
+            elif looked >= LOOKED or self._sorter.spent:
                 break
             elif number := self._sort_some(end, now):
                 looked += number

@@ -8,6 +8,7 @@ Source: docs/topics.md, "Filters, tags, load tests".
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple, Protocol
@@ -23,6 +24,10 @@ FOR_ALL: Final = ""
 MICRO: Final = 1_000_000
 FAR_US: Final = 3600 * MICRO
 NEVER_US: Final = 1 << 64
+WORK: Final = 4 << 20
+"""Bytes that a channel's filter looks at in one turn, about. Policy: the next messages in the next turn."""
+PIECE: Final = 16 << 10
+"""Bytes of messages that a filter looks at together, if it is more than one message."""
 FIELDS: Final = Flag.TAG | Flag.DELIVER_AT | Flag.EXPIRES
 
 
@@ -64,6 +69,8 @@ class Wants:
         """By part: messages for which the filter's expression had no value since this leader began; they did not match."""
         self.new_errors = 0
         """Those that no total has yet."""
+        self.work = WORK
+        """Bytes that the filter may still look at in this turn; then nothing is sorted."""
         self.set_filter(filter)
 
     def set_filter(self, text: str) -> bool:
@@ -113,13 +120,23 @@ class Sorter:
             marks |= Flag.TAG
         return marks if wants.load_test is LoadTest.PASS else marks | Flag.LOAD_TEST
 
+    @property
+    def spent(self) -> bool:
+        """True if the filter has looked at enough for this turn: nothing is sorted until the next one."""
+        return self._wants.work <= 0
+
     def sort(self, low: int, high: int, now: float) -> Iterator[tuple[int, Block, list[Sorted]]]:
         """Sort the messages [low, high), or the first of them: for each block its base and what it has of them. Ends where a block
-        cannot be read."""
+        cannot be read, and when the filter has looked at enough."""
         for stamp, block in self._blocks(self._part.part, low, high):
             begin, end = max(low, stamp.base), min(high, stamp.base + block.count)
             if begin < end:
-                yield stamp.base, block, self._sorted(stamp, block, begin, end, now)
+                if self.spent:
+                    return
+                found = self._sorted(stamp, block, begin, end, now)
+                yield stamp.base, block, found
+                if found[-1].high < end:
+                    return
 
     def _sorted(self, stamp: Stamp, block: Block, low: int, high: int, now: float) -> list[Sorted]:
         wants, only = self._wants, self._wants.load_test is LoadTest.ONLY
@@ -132,7 +149,8 @@ class Sorter:
                 return [Sorted(low, high, FOR_ALL)]
             pieces: Iterable[tuple[int, int]] = [(low, high)]
         else:
-            pieces = _pieces(wants.filter.matching(block, low - base, high - base), base)
+            numbers, upto = self._matching(wants.filter, block, low - base, high - base)
+            pieces, high = _pieces(numbers, base), base + upto
             if wants.filter.errors:
                 wants.new_errors += wants.filter.errors
                 wants.errors[self._part.part] = wants.errors.get(self._part.part, 0) + wants.filter.errors
@@ -150,6 +168,16 @@ class Sorter:
             at = end
         _add(found, at, high, SKIP)
         return found
+
+    def _matching(self, filter: filters.Filter, block: Block, low: int, high: int) -> tuple[list[int], int]:
+        """The numbers of messages that match, and the end of those that were looked at: at least one."""
+        wants, found, at, ends = self._wants, list[int](), low, block.ends()
+        while at < high and (wants.work > 0 or at == low):
+            upto = min(high, max(at + 1, bisect_right(ends, (ends[at - 1] if at else 0) + PIECE)))
+            found += filter.matching(block, at, upto)
+            wants.work -= filter.work
+            filter.work, at = 0, upto
+        return found, at
 
     def _sort_by_time(self, found: list[Sorted], block: Block, base: int, low: int, high: int, now: float) -> None:
         """Messages of which nothing counts but when they are due."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal, NamedTuple, TypedDict, Unpack
+from typing import Final, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 from pixiu.client.mail.options import LEVELS, level_of
 from pixiu.client.messages.drafts import no_such_option
@@ -13,14 +13,17 @@ from pixiu.client.messages.load_test import mark_of
 from pixiu.errors import InvalidArgument, RecordTooLarge
 from pixiu.ids import is_within
 from pixiu.placement.slots import SLOTS
-from pixiu.wire.block import HEAD_BYTES, INDEX_BYTES, MAX_BLOCK_BYTES, Encoded, Message, encode_message
+from pixiu.wire.block import HEAD_BYTES, INDEX_BYTES, MAX_BLOCK_BYTES, MAX_TAG_BYTES, Encoded, Message, encode_message
 from pixiu.wire.levels import Level
 
+T = TypeVar("T")
 TopicLevelName = Literal["stored", "replicated", "persisted", "accepted"]
 MAX_NAME: Final = 128
 NAME_CHARACTERS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 MAX_PROGRESS: Final = (1 << 64) - 1
 MAX_DELAY_US: Final = 366 * 24 * 3600 * 1_000_000
+MAX_SECONDS: Final = 1e9
+"""Longest time limit of a call."""
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -77,7 +80,8 @@ def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
     if not isinstance(body, bytes | bytearray | memoryview):
         raise InvalidArgument(f"a message's body is bytes, not {type(body).__name__}; encode text: body.encode()")
     slot, progress, key = options.get("slot"), options.get("progress", 0), options.get("key")
-    key = None if key is None else key_of(key)
+    key, tag = None if key is None else key_of(key), options.get("tag")
+    tag = None if tag is None else tag_of(tag)
     if slot is not None and not is_within(slot, 0, SLOTS - 1):
         raise InvalidArgument(f"a slot is from 0 to {SLOTS - 1}, not {slot!r}")
     if not is_within(progress, 0, MAX_PROGRESS):
@@ -89,8 +93,8 @@ def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
     if expires_in_s is not None:
         check_count(expires_in_s, "expires_in_s", least=1)
     message = Message(
-        bytes(body), slot or 0, key, headers, micros_of(options.get("event_time")), None, None, options.get("tag"),
-        mark_of(options.get("load_test")),
+        bytes(body), slot or 0, key, headers, micros_of(options.get("event_time")), deliver_at_us, expires_in_s,
+        tag, mark_of(options.get("load_test")),
     )  # fmt: skip
     found = TopicDraft(encode_message(message), key, slot is not None, topic_level(options.get("level", "replicated")), progress)
     if HEAD_BYTES + found.size > MAX_BLOCK_BYTES:
@@ -99,6 +103,59 @@ def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
             "send a reference to the content instead"
         )
     return found
+
+
+def key_of(key: bytes | str) -> bytes:
+    """A key as bytes. Raises `InvalidArgument`."""
+    if isinstance(key, str):
+        return text_of(key, "a key").encode()
+    if not isinstance(key, bytes):
+        raise InvalidArgument(f"a key is bytes or text, not {type(key).__name__}; str(key) makes a text")
+    return key
+
+
+def text_of(text: str, what: str) -> str:
+    """Check that a text can be sent, as UTF-8. Raises `InvalidArgument`."""
+    if not isinstance(text, str):
+        raise InvalidArgument(f"{what} is text, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise InvalidArgument(f"{what} has half a character at {problem.start}, {text[problem.start]!r}, which no UTF-8 has") from None
+    return text
+
+
+def tag_of(tag: str) -> str:
+    """Check a tag. Raises `InvalidArgument`."""
+    size = len(text_of(tag, "a tag").encode())
+    if not 0 < size <= MAX_TAG_BYTES:
+        raise InvalidArgument(f"a tag has 1 to {MAX_TAG_BYTES} bytes, this one {size}")
+    return tag
+
+
+def check_seconds(seconds: float | None, what: str, most: float = MAX_SECONDS) -> None:
+    """Check a time limit; None: without. Raises `InvalidArgument`."""
+    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= most):
+        raise InvalidArgument(f"{what} is from 0 to {most:g} seconds, not {seconds!r}")
+
+
+def duration_of(time: timedelta | None, what: str, most: int) -> int:
+    """Whole seconds of a time; None: 0. Raises `InvalidArgument`."""
+    if time is None:
+        return 0
+    if not isinstance(time, timedelta):
+        raise InvalidArgument(f"{what} is a timedelta, timedelta(days=7) for example, not {type(time).__name__}")
+    seconds = int(time.total_seconds())
+    if not 0 < seconds <= most:
+        raise InvalidArgument(f"{what} is from a second to {most:,} seconds ({most // 86_400:,} days), not {time}")
+    return seconds
+
+
+def list_of(items: Iterable[T], what: str) -> list[T]:
+    """What an argument holds. Raises `InvalidArgument` if it is one value, not several."""
+    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+        raise InvalidArgument(f"{what} is a list, [1] for example, not {items!r}")
+    return list(items)
 
 
 def topic_level(name: TopicLevelName) -> Level:
@@ -116,9 +173,15 @@ def headers_of(headers: Mapping[str, str | bytes]) -> list[tuple[str, bytes]]:
     if not isinstance(headers, Mapping):
         raise InvalidArgument(f"headers are a dict of texts, not {type(headers).__name__}")
     for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str | bytes):
+        if not isinstance(name, str):
+            raise InvalidArgument(f"the header {name!r}: a name is text, not {type(name).__name__}")
+        if not isinstance(value, str | bytes):
             raise InvalidArgument(f"the header {name!r}: a name is text, a value text or bytes, not {type(value).__name__}")
-    return [(name, value.encode() if isinstance(value, str) else value) for name, value in headers.items()]
+        text_of(name, "a header's name")
+    return [
+        (name, text_of(value, f"the header {name!r}").encode() if isinstance(value, str) else value)
+        for name, value in headers.items()
+    ]
 
 
 def check_count(number: int, what: str, most: int = (1 << 32) - 1, *, least: int = 0) -> int:
@@ -133,6 +196,8 @@ def micros_of(when: datetime | int | None) -> int | None:
     if isinstance(when, datetime):
         if when.tzinfo is None:
             raise InvalidArgument(f"{when} has no time zone: datetime.now(UTC), or .astimezone()")
+        if when < EPOCH:
+            raise InvalidArgument(f"a time is from 1970 on, not {when}")
         return (when - EPOCH) // MICROSECOND
     if when is not None and not is_within(when, 0, (1 << 63) - 1):
         raise InvalidArgument(f"a time is a datetime or Unix µs, not {when!r}")

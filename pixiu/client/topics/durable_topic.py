@@ -18,7 +18,7 @@ from typing import Final, Unpack
 from pixiu.client.messages.load_test import LoadTest, check_load_test
 from pixiu.client.send.early import EarlySends
 from pixiu.client.timeouts import within
-from pixiu.client.topics.drafts import TopicSendOptions, check_count, check_name, draft
+from pixiu.client.topics.drafts import TopicSendOptions, check_count, check_name, check_seconds, draft, tag_of
 from pixiu.client.topics.reading.last import last
 from pixiu.client.topics.reading.member import ChannelMember, Joining
 from pixiu.client.topics.reading.reader import Start, TopicGap, TopicReader
@@ -123,6 +123,7 @@ class DurableTopic:
         Raises `OutcomeUnknown` when nobody confirmed it in time, `NotSent` when no leader took it, `UnknownTopic` when there is no
         such topic, `NotAllowed`, and `InvalidArgument` or `RecordTooLarge` for a message that cannot be sent.
         """
+        check_seconds(timeout_s, "timeout_s")
         found = draft(body, **options)
         if found.progress:
             raise InvalidArgument(NO_NAME)
@@ -215,6 +216,8 @@ class DurableTopic:
         check_name(channel, "channel")
         check_count(credit, "credit", MAX_CREDIT, least=1)
         text = filter_of(filter)
+        if tag != "":
+            tag_of(tag)
 
         async def prepare() -> int:
             topic = await self._client.directory.describe(self.name)

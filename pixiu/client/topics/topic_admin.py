@@ -20,11 +20,12 @@ from math import ceil
 from typing import Any, Final, Literal, NamedTuple
 
 from pixiu.client.topics.described import topic_map
-from pixiu.client.topics.drafts import check_count, check_name, micros_of
+from pixiu.client.topics.drafts import check_count, check_name, check_seconds, duration_of, list_of, micros_of, text_of
 from pixiu.client.topics.reading.received import Origin, TopicMessage, spans
 from pixiu.client.topics.surroundings import TopicContext, ask_leader
 from pixiu.client.topics.topic_map import ChannelInfo, DescribedSettings, TopicMap
 from pixiu.errors import InvalidArgument
+from pixiu.ids import MAX_ID
 from pixiu.objects.manifest import check_url
 from pixiu.placement.slots import SLOTS, Part
 from pixiu.wire.block import MAX_OFFSET
@@ -201,9 +202,9 @@ class Topics:
             groups: of the new parts; none: chosen by load.
         """
         resize = topic_pb2.ResizeTopic(
-            parts=[check_count(each, "a part") for each in parts],
-            bounds=[check_count(each, "a first slot", SLOTS - 1) for each in bounds],
-            groups=[check_count(each, "a group") for each in groups],
+            parts=[check_count(each, "a part") for each in list_of(parts, "parts")],
+            bounds=[check_count(each, "a first slot", SLOTS - 1) for each in list_of(bounds, "bounds")],
+            groups=[check_count(each, "a group") for each in list_of(groups, "groups")],
         )
         return await self._change(topic_pb2.TopicChange(name=check_name(name), resize=resize))
 
@@ -228,8 +229,7 @@ class Topics:
             timeout_s: time for which a member may keep a message; 0: the cluster's default.
             filter: which messages the channel gets: an expression such as `headers["region"] == "eu"`, or conditions; empty: all.
         """
-        if not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= MAX_TIMEOUT_S:
-            raise InvalidArgument(f"timeout_s is from 0 (the default) to {MAX_TIMEOUT_S:g} seconds, not {timeout_s!r}")
+        check_seconds(timeout_s, "timeout_s", MAX_TIMEOUT_S)
         wanted = topic_pb2.TopicChannel(
             name=check_name(channel, "channel"), ordered=ordered, from_end=from_end,
             max_attempts=check_count(max_attempts, "max_attempts"), timeout_ms=ceil(timeout_s * 1000), filter=filter_of(filter),
@@ -265,7 +265,9 @@ class Topics:
             replies = await self._ask(name, topic_pb2.ChannelRequest(topic=name, channel=channel, resend=topic_pb2.ResendDead()))
             return sum(reply.changed for reply in replies)
         offsets: dict[int, set[int]] = {}
-        for each in letters:
+        for each in list_of(letters, "letters"):
+            if not isinstance(each, DeadMessage):
+                raise InvalidArgument(f"letters are what `dead_letters` returned, not {each!r}")
             offsets.setdefault(each.part, set()).add(each.offset)
         changed = 0
         for part, wanted in offsets.items():
@@ -325,23 +327,30 @@ class Topics:
 def _settings(
     retention: timedelta | None, retention_bytes: int, messages_per_s: int, bytes_per_s: int, store: str
 ) -> topic_pb2.TopicSettings:
-    seconds = 0 if retention is None else int(retention.total_seconds())
-    if seconds < 0 or (retention is not None and not seconds):
-        raise InvalidArgument(f"retention is at least a second, not {retention}; None: messages are kept for ever")
-    if retention_bytes < 0:
-        raise InvalidArgument(f"retention_bytes is 0 (no limit) or more, not {retention_bytes}")
-    if messages_per_s < 0 or bytes_per_s < 0:
-        raise InvalidArgument(f"rates are 0 (no limit) or more, not {messages_per_s} messages and {bytes_per_s} bytes a second")
+    kept = duration_of(compact, "compact, the time for which deleted keys are remembered,", (1 << 32) - 1)
+    seconds = duration_of(retention, "retention (None: messages are kept for ever)", MAX_ID // 1_000_000)
+    check_count(retention_bytes, "retention_bytes (0: no limit)", MAX_ID)
+    rates = {
+        "messages_per_s": messages_per_s,
+        "bytes_per_s": bytes_per_s,
+        "read_messages_per_s": read_messages_per_s,
+        "read_bytes_per_s": read_bytes_per_s,
+    }
+    for name, rate in rates.items():
+        check_count(rate, f"{name} (0: no limit)", MAX_ID)
     return topic_pb2.TopicSettings(
-        retention_s=seconds, retention_bytes=retention_bytes, messages_per_s=messages_per_s, bytes_per_s=bytes_per_s,
-        store=check_url(store),
+        retention_s=seconds, retention_bytes=retention_bytes, retain_acknowledged=retain_acknowledged, compact=kept,
+        store=check_url(text_of(store, "a store")), **rates,
     )  # fmt: skip
 
 
 def filter_of(filter: Filter) -> str:
     """A filter as text. Raises `InvalidArgument`."""
-    text = filter if isinstance(filter, str) else json.dumps(filter, separators=(",", ":"))
-    if len(text.encode()) > MAX_FILTER_BYTES:
+    try:
+        text = filter if isinstance(filter, str) else json.dumps(filter, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise InvalidArgument(f"a filter is an expression, or a list of conditions of texts: {problem}") from None
+    if len(text_of(text, "a filter").encode()) > MAX_FILTER_BYTES:
         raise InvalidArgument(f"a filter has at most {MAX_FILTER_BYTES} bytes, this one {len(text.encode())}")
     return text
 

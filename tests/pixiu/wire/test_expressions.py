@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pixiu.errors import InvalidArgument
-from pixiu.wire import block, cel
+from pixiu.wire import block, cel, expressions
 from pixiu.wire.expressions import Expression
 from pixiu.wire.filters import parse, same
 
@@ -126,6 +126,37 @@ def test_a_long_one_and_half_a_character_are_refused() -> None:
         Expression('key == "\ud800"')
     with pytest.raises(InvalidArgument, match="line 2, column 4"):
         Expression("true &&\n   colour")
+
+
+@pytest.mark.parametrize("size", [100, 2_400, 29_900, 65_535])
+def test_a_piece_is_searched_in_linear_time(size: int) -> None:
+    """CPython compares each pair of characters of such texts."""
+    piece = "a" * 60 + "b" + "a" * 30
+    for text in ("a" * size, "a" * (size - 91) + piece, "é" * (size - 95) + piece + "é"):
+        assert expressions._contains(text, piece) is (piece in text)
+    asked: list[int] = []
+
+    class Text(str):
+        def encode(self, *_: str) -> bytes:  # type: ignore[override]
+            asked.append(len(self))
+            return super().encode()
+
+    expressions._contains(Text("a" * size), piece)
+    assert bool(asked) is (size * len(piece) > expressions.PAIRS)
+
+
+def test_what_it_looks_at_is_counted_and_a_sum_of_texts_is_short() -> None:
+    long = block.parse(block.encode([block.Message(b"", headers=[("p", b"a" * 30_000)])], topic=1, part=1, writer=1, first=1))
+    for text in ("headers.p == 'x' || headers.p == 'y'", 'headers.p.contains("b") || headers.p.startsWith("b")'):
+        found = Expression(text)
+        assert found.matching(long, 0, 1) == []
+        assert 60_000 <= found.work < 200_000
+    some = parse('[{"header": "p", "glob": "x*"}, {"header": "p", "any_of": ["x", "y"]}]')
+    joined = Expression('(headers.p + headers.p + headers.p).contains("aaa")')
+    assert (joined.matching(long, 0, 1), joined.errors) == ([], 1)
+    found = parse('[{"header": "p", "glob": "x*"}]')
+    assert found.matching(long, 0, 1) == some.matching(long, 0, 1) == []
+    assert found.work >= 30_000 and some.work > 0
 
 
 def test_filters_are_conditions_or_expressions() -> None:

@@ -123,6 +123,17 @@ def test_only_some_messages_are_looked_at_in_a_turn(monkeypatch: pytest.MonkeyPa
     assert (bench.pump(), bench.dispatcher.more) == ([(1, [7])], False)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_filter_looks_at_some_bytes_in_a_turn(monkeypatch: pytest.MonkeyPatch, ordered: bool) -> None:
+    monkeypatch.setattr(dispatcher, "WORK", 200_000)
+    long = {"headers": [("region", b"a" * 40_000)]}
+    bench = Sorting(long, long, long, long, header("eu"), filter='headers.region.contains("eu")', ordered=ordered)
+    bench.join(1)
+    assert (bench.pump(), bench.dispatcher.more) == ([], True)
+    assert bench.dispatcher.queues[PART].ready.skipped.count == 3
+    assert (bench.pump(), bench.dispatcher.more) == ([(1, [4])], False)
+
+
 def test_another_filter_sorts_what_was_not_given_again() -> None:
     for ordered in (False, True):
         bench = Sorting(header("eu"), header("us"), header("eu"), filter=EU, ordered=ordered)

@@ -27,6 +27,7 @@ from pixiu.client.login import refused_login
 from pixiu.client.messages.load_test import handling
 from pixiu.client.timeouts import within
 from pixiu.client.topics.described import refused
+from pixiu.client.topics.drafts import check_seconds
 from pixiu.client.topics.reading.member_core import (
     AskTopic,
     CloseMember,
@@ -313,6 +314,7 @@ class ChannelMember:
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until everything that was reported is answered. Raises `OutcomeUnknown` after `timeout_s` (default:
         `join_timeout_s`), and the error that ended the member."""
+        check_seconds(timeout_s, "timeout_s")
         seconds = self._around.options.join_timeout_s if timeout_s is None else timeout_s
         async with within(seconds, lambda: OutcomeUnknown(f"no leader answered all reports within {seconds:g} s")):
             await self._idle()

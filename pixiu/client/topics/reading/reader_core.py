@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from pixiu.client.topics.drafts import list_of
 from pixiu.client.topics.topic_map import TopicMap
 from pixiu.errors import InvalidArgument
 from pixiu.placement.slots import SLOTS, Part
@@ -148,7 +149,7 @@ def slots_of(slots: Iterable[int] | None) -> frozenset[int] | None:
     """Check the slots of a reader. Raises `InvalidArgument`."""
     if slots is None:
         return None
-    found = frozenset(slots)
+    found = frozenset(list_of(slots, "slots"))
     if not found or any(not isinstance(slot, int) or not 0 <= slot < SLOTS for slot in found):
         raise InvalidArgument(f"slots are numbers from 0 to {SLOTS - 1}, at least one")
     return found

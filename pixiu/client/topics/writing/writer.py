@@ -23,7 +23,7 @@ from typing import Any, Final, Self, Unpack
 import xxhash
 
 from pixiu.client.send.base_writer import BaseWriter
-from pixiu.client.topics.drafts import TopicDraft, TopicSendOptions, check_name, draft
+from pixiu.client.topics.drafts import TopicDraft, TopicSendOptions, check_name, check_seconds, draft
 from pixiu.client.topics.surroundings import TopicContext, ask_leader
 from pixiu.client.topics.topic_map import TopicMap
 from pixiu.client.topics.writing.resumed import Stored
@@ -192,6 +192,7 @@ class TopicWriter(BaseWriter[TopicReceipt]):
         """Wait until everything that this writer sent is confirmed at its level, or has failed; see `BaseWriter`."""
         if self._shell is not None:
             self._shell.hurry()
+        check_seconds(timeout_s, "timeout_s")
         await super().wait_finished(timeout_s=timeout_s)
 
     @property

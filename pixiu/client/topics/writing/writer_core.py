@@ -454,7 +454,12 @@ class WriterCore:
             self._drop(stream, block)
             return []
         if code == StaleWriter.code and refusal is not None:
-            return self.fail(Failure(code, refusal.text))
+            failure, number = Failure(code, refusal.text), stream.blocks.index(block)
+            for later in list(stream.blocks)[number:]:  # nothing of the stream is taken from here on; what is before it may be
+                for ticket in later.tickets:
+                    if ticket.attempts == 1:
+                        self._settle(ticket, failure, woken)
+            return self.fail(failure)
         if code in (NotLeader.code, Draining.code) and refusal is not None:
             return self._leave(group, now, result.leader, refusal.retry_after_ms / 1000)
         self._unsend(stream, stream.blocks.index(block))

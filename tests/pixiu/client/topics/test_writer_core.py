@@ -20,7 +20,7 @@ from pixiu.client.topics.writing.writer_events import (
     TopicTicket,
     Verdict,
 )
-from pixiu.errors import InvalidArgument, NotAllowed, OutcomeUnknown, Refusal
+from pixiu.errors import InvalidArgument, NotAllowed, OutcomeUnknown, Refusal, StaleWriter
 from pixiu.placement.slots import SLOTS, Lineage, Range
 from pixiu.wire.block import Message, encode_message, parse
 from pixiu.wire.levels import Level
@@ -233,6 +233,21 @@ def test_a_final_refusal_fails_its_block_alone() -> None:
     assert core.results(stream, [cluster.write(0, again)], 1.0)
     assert core.unresolved == 0
     assert cluster.in_order(0) == [b"second"]
+
+
+def test_a_writer_whose_name_another_process_opened_is_told_so() -> None:
+    cluster = Cluster(1, 1)
+    core = WriterCore(OPTIONS, cluster.topic(), 1, lambda: 0.5)
+    stream = opened(core)
+    first = asked(core, stream, 0.0)
+    core.offer(ticket(0, b"second"), 0.0)
+    second = asked(core, stream, 1.0)
+    refused = Result(second.request, Verdict.REFUSED, refusal=Refusal(StaleWriter.code, "another process"))
+    found = [each for each in core.results(stream, [refused], 1.0) if isinstance(each, Resolved)]
+    codes = [each.failure.code for some in found for each in some.tickets if each.failure]
+    assert codes == [StaleWriter.code, OutcomeUnknown.code], "what was sent before may be stored"
+    assert core.failed is not None and core.failed.code == StaleWriter.code
+    assert first.request != second.request
 
 
 def test_a_message_whose_time_is_over_keeps_its_position_if_it_was_sent() -> None:
