@@ -19,6 +19,7 @@ from pixiu.discovery.topics import Numbers, PartState, TopicChannel, TopicNode, 
 from pixiu.errors import InvalidArgument, LimitError, TopicExists, TopicInUse, UnknownTopic
 from pixiu.ids import MAX_ID
 from pixiu.objects.manifest import check_url
+from pixiu.objects.store import check_protocol
 from pixiu.placement.slots import SLOTS, Lineage, Range
 from pixiu.wire import filters
 
@@ -79,6 +80,8 @@ def altered(node: TopicNode, change: ev.AlterTopic, version: int = 0) -> TopicNo
     _live(node)
     wanted = _settings(change)
     check_url(change.store)
+    if change.store != node.store:
+        check_protocol(change.store)
     numbers = [value for value in wanted.values() if isinstance(value, int)]
     if not 0 <= change.retention_s <= MAX_ID // 1_000_000 or any(not 0 <= value <= MAX_ID for value in numbers):
         raise InvalidArgument("the retention must be a number of seconds and of bytes, and rates whole numbers; 0: no limit")

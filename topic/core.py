@@ -542,7 +542,7 @@ class Core:
         self._begin_at, self._ask_at = (now, now) if self.epoch else (NEVER, NEVER)
 
     def _on_store_left(self, event: ev.StoreLeft, now: float, out: list[ev.Effect]) -> None:
-        out += [self._refusal(reply.stream, reply.request, event.refusal) for reply in self.stored.leave()]
+        out += [self._refusal(reply.stream, reply.request, event.refusal) for reply in self.stored.leave(part=event.part)]
 
     def _on_loaded(self, event: ev.Loaded, now: float, out: list[ev.Effect]) -> None:
         if self.epoch:

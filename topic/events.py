@@ -136,6 +136,8 @@ class StoreLeft:
     """Nobody is to wait for the object store any more: writers of level stored are refused."""
 
     refusal: Refusal
+    part: int = -1
+    """Those of one part; -1: all."""
 
 
 @dataclass(frozen=True, slots=True)

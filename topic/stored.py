@@ -31,6 +31,8 @@ class Stored:
         self._state = state
         self.hold = ""
         """Why blocks of topics with a store are refused now; empty: they are not."""
+        self.unusable: dict[str, str] = {}
+        """Stores that cannot be opened here, and why."""
         self._waiting: dict[int, deque[tuple[int, WriteReply]]] = {}
         """Part → (end, answer), in the order of commits."""
 
@@ -43,6 +45,11 @@ class Stored:
         """Check a block of a topic with a store, empty: without one. Raises InvalidArgument, Overloaded."""
         if level is Level.STORED and not store:
             raise InvalidArgument(f"the topic {topic.name} has no object store, which level stored needs: {_instead(topic)}")
+        if level is Level.STORED and (why := self.unusable.get(store)):
+            raise InvalidArgument(
+                f"{why}; level stored needs it: mend that on the machines of topics, `pixiu topic alter {topic.name} --store URL` "
+                "names another store, and level replicated does without"
+            )
         if self.hold and store:
             raise Overloaded(self.hold, HOLD_RETRY_MS)
 
@@ -69,9 +76,9 @@ class Stored:
             self._waiting.pop(number, None)
         return found
 
-    def leave(self, topic: int = -1) -> list[WriteReply]:
-        """Take all answers, or those of a topic: nobody is to wait any more."""
-        numbers = [number for number in self._waiting if topic in (-1, topic_of(number))]
+    def leave(self, topic: int = -1, part: int = -1) -> list[WriteReply]:
+        """Take all answers, or those of a topic or a part: nobody is to wait any more."""
+        numbers = [number for number in self._waiting if topic in (-1, topic_of(number)) and part in (-1, number)]
         return [reply for number in numbers for _, reply in self._waiting.pop(number)]
 
 

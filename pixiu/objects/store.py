@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from pixiu.errors import ConfigurationError, MalformedData, Unavailable
+from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, Unavailable
 from pixiu.objects.manifest import Manifest, check_url, folder_of, manifests_in
 
 MANIFEST_TRIES: Final = 5
@@ -145,6 +145,24 @@ def _write(path: str, data: bytes, *, create: bool) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_protocol(url: str) -> None:
+    """Check that fsspec knows the protocol of a URL; without fsspec here, nothing is known. Raises InvalidArgument."""
+    protocol, found, _ = url.partition("://")
+    if not found:
+        return
+    try:
+        from fsspec.registry import available_protocols
+    except ImportError:
+        return
+    known = available_protocols()
+    if protocol.rpartition("::")[2] not in known:
+        usual = ", ".join(each for each in ("s3", "gs", "abfs", "hdfs") if each in known)
+        raise InvalidArgument(
+            f"the store {url[:128]} has the protocol {protocol[:32]}, which fsspec does not know; use an absolute folder, or one "
+            f"that it knows ({usual} …), and install its package on every machine of topics"
+        )
 
 
 def _opened(url: str) -> tuple[Any, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from admin import events as ev
@@ -116,6 +118,24 @@ def test_what_only_a_new_channel_gets_is_refused_for_one_that_is_there(asked: ev
     out = core.step(ev.ChangeRequested(1, "orders", asked), 1.0)
     refused = [each.refusal.text for each in out if isinstance(each, ev.Answer) and each.refusal is not None]
     assert [text in each for each in refused] == ([True] if text else [])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (ev.RestoreTopic(), "topic orders is not deleted: there is nothing to restore, and nothing was changed"),
+        (ev.Resize((1,), (50,)), "part 1 of topic orders is sealed; .*; its slots went to 2, 3$"),
+        (ev.AlterTopic(store="foo://bar"), "the protocol foo, which fsspec does not know"),
+    ],
+)
+def test_a_refusal_says_what_is_there(change: ev.Change, text: str) -> None:
+    sealed = TopicPart(1, 0, SLOTS, 0, PartState.SEALED)
+    children = [TopicPart(2, 0, 100, 0, PartState.OPEN, (1,)), TopicPart(3, 100, SLOTS, 0, PartState.OPEN, (1,))]
+    core, _ = elected(TopicNode("orders", 1, 2, (sealed, *children), settled=2))
+    out = core.step(ev.ChangeRequested(1, "orders", change), 1.0)
+    (refusal,) = [each.refusal for each in out if isinstance(each, ev.Answer)]
+    assert refusal is not None
+    assert re.search(text, refusal.text)
 
 
 def test_a_plan_waits_for_all_groups_and_moves_nothing() -> None:

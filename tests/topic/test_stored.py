@@ -7,7 +7,7 @@ import pytest
 from cluster.replication.core.events import Accepted
 from cluster.store.events import LeaderChanged
 from cluster.topics import entries as en
-from pixiu.errors import OutcomeUnknown, Refusal
+from pixiu.errors import InvalidArgument, OutcomeUnknown, Refusal
 from pixiu.objects.manifest import StoredObject
 from pixiu.wire.levels import Level
 from tests.topic.builders import PART, TOPIC, written
@@ -131,6 +131,25 @@ def test_only_topics_with_a_store_are_held_for_space_and_told_when_to_come_back(
     leader.log.topic(store="")
     assert write(leader, 2, 1, level=Level.REPLICATED) == []
     assert answers(leader.commit()) == [(2, Verdict.STORED, 0)]
+
+
+def test_an_unusable_store_is_told_to_writers_of_level_stored_alone() -> None:
+    leader = leading()
+    write(leader, 1, 1)
+    leader.commit()
+    away = Refusal(OutcomeUnknown.code, "away", 5000)
+    assert leader.step(ev.StoreLeft(away, PART + 1)) == []
+    (reply,) = leader.step(ev.StoreLeft(away, PART))
+    assert isinstance(reply, ev.WriteReply)
+    assert (reply.request, reply.refusal) == (1, away)
+    leader.core.stored.unusable[URL] = f"the store {URL} needs a package"
+    (reply,) = write(leader, 2, 3)
+    assert isinstance(reply, ev.WriteReply)
+    assert reply.refusal is not None
+    assert reply.refusal.code == InvalidArgument.code
+    assert "needs a package; level stored needs it" in reply.refusal.text
+    assert write(leader, 3, 3, level=Level.REPLICATED) == []
+    assert answers(leader.commit()) == [(3, Verdict.STORED, 2)]
 
 
 def test_level_stored_is_proposed_as_replicated() -> None:

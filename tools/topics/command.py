@@ -11,6 +11,8 @@ from typing import Annotated, Final
 import typer
 
 from pixiu.client.login import TOKEN_VARIABLE
+from pixiu.client.topics.described import topic_map
+from pixiu.client.topics.topic_admin import differing
 from pixiu.errors import InvalidArgument
 from pixiu.objects.manifest import check_url
 from pixiu.placement.slots import SLOTS
@@ -73,6 +75,9 @@ def create(
     )  # fmt: skip
     wanted = topic_pb2.CreateTopic(parts=parts, settings=settings, if_missing=if_missing)
     found = _change(target, topic_pb2.TopicChange(name=name, create=wanted))
+    if differs := differing(wanted, topic_map(found)):
+        text = f"{name} was there and stays as it is: {'; '.join(differs)}; `pixiu topic alter` and `split` change it"
+        typer.echo(text, err=True)
     print_result(tables.topic_json(found), f"{name}: {tables.parts_text(found)}, version {found.version}", as_json=as_json)
 
 

@@ -24,7 +24,7 @@ FOR_ALL: Final = ""
 MICRO: Final = 1_000_000
 FAR_US: Final = 3600 * MICRO
 NEVER_US: Final = 1 << 64
-WORK: Final = 4 << 20
+WORK: Final = 2 << 20
 """Bytes that a channel's filter looks at in one turn, about. Policy: the next messages in the next turn."""
 PIECE: Final = 16 << 10
 """Bytes of messages that a filter looks at together, if it is more than one message."""

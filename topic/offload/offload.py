@@ -21,12 +21,23 @@ from typing import Final
 
 from cluster.process.context import Context
 from cluster.topics import entries as en
-from pixiu.errors import ConfigurationError, DiskFailed, DiskFull, MalformedData, NotServed, PixiuError, Unavailable
+from pixiu.errors import (
+    ConfigurationError,
+    DiskFailed,
+    DiskFull,
+    MalformedData,
+    NotServed,
+    OutcomeUnknown,
+    PixiuError,
+    Refusal,
+    Unavailable,
+)
 from pixiu.objects.manifest import Manifest, folder_of
 from pixiu.objects.store import ObjectExists, ObjectStore
 from pixiu.rpc.backoff import Backoff
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic.clients.group import Group
+from topic.events import StoreLeft
 from topic.mending import Mending
 from topic.offload import plan
 from topic.offload.cut import cut
@@ -49,6 +60,8 @@ DEGRADED_S: Final = 60.0
 AWAY: Final = "topic_store_away"
 BACK: Final = "topic_store_back"
 CONFLICT: Final = "topic_store_conflict"
+TOLD_RETRY_MS: Final = 5000
+"""Time after which a writer that was told of a failure of the store sends again, milliseconds."""
 
 
 class Offload:
@@ -98,7 +111,9 @@ class Offload:
                 try:
                     found = self._stores[url] = ObjectStore(url)
                 except ConfigurationError as problem:
+                    self._group.core.stored.unusable[url] = str(problem)
                     raise Unavailable(str(problem)) from problem
+                self._group.core.stored.unusable.pop(url, None)
             return found
 
     # --- looks
@@ -229,6 +244,9 @@ class Offload:
             except (PixiuError, OSError) as problem:
                 self.failures += 1
                 self._problems[part] = str(problem)
+                if part in self._group.core.stored.parts:
+                    text = f"the object store does not have the message, which is replicated: {problem}"
+                    self._group.step(StoreLeft(Refusal(OutcomeUnknown.code, text, TOLD_RETRY_MS), part))
                 await asyncio.sleep(backoff.next_s())
             else:
                 self._problems.pop(part, None)

@@ -121,7 +121,9 @@ def text_of(text: str, what: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as problem:
-        raise InvalidArgument(f"{what} has half a character at {problem.start}, {text[problem.start]!r}, which no UTF-8 has") from None
+        raise InvalidArgument(
+            f"{what} has half a character at {problem.start}, {text[problem.start]!r}, which no UTF-8 has"
+        ) from None
     return text
 
 

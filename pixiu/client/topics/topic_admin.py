@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from math import ceil
 from typing import Any, Final, Literal, NamedTuple
@@ -35,6 +35,8 @@ PAGE: Final = 1_000
 MAX_FILTER_BYTES: Final = 4_096
 MAX_TIMEOUT_S: Final = 4e6
 """Longest time-out of a channel that a request can name, seconds; the cluster allows less."""
+FIELD_NAMES: Final = {"compact_s": "compact"}
+"""Settings that have another name on the wire."""
 Filter = str | Mapping[str, Any] | Sequence[Any]
 """A filter: an expression or JSON, or what is encoded to JSON."""
 
@@ -52,6 +54,8 @@ class TopicInfo(DescribedSettings):
     channels: Mapping[str, ChannelInfo]
     deleted_at_ms: int
     """Unix ms; 0: it is not deleted."""
+    differs: tuple[str, ...] = ()
+    """After `create(…, if_missing=True)` of a topic that was there: what of it is not as asked for, in words."""
 
     @property
     def open_parts(self) -> tuple[Part, ...]:
@@ -143,11 +147,13 @@ class Topics:
                 of the slots. Writers wait for it. 0: no limit.
             store: object store where closed segments go: an absolute folder, or a URL such as s3://bucket/folder; "": as the
                 servers are configured.
-            if_missing: return a topic that is there, instead of raising `TopicExists`.
+            if_missing: return a topic that is there, instead of raising `TopicExists`. It stays as it is; `differs` of the answer
+                says what of it is not as asked for.
         """
         settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s, store)
         create = topic_pb2.CreateTopic(parts=check_count(parts, "parts"), settings=settings, if_missing=if_missing)
-        return await self._change(topic_pb2.TopicChange(name=check_name(name), create=create))
+        made = await self._around.directory.change(topic_pb2.TopicChange(name=check_name(name), create=create))
+        return replace(info_of(made), differs=differing(create, made))
 
     async def describe(self, name: str) -> TopicInfo:
         """Describe a topic: its parts, channels and settings."""
@@ -353,6 +359,15 @@ def filter_of(filter: Filter) -> str:
     if len(text_of(text, "a filter").encode()) > MAX_FILTER_BYTES:
         raise InvalidArgument(f"a filter has at most {MAX_FILTER_BYTES} bytes, this one {len(text.encode())}")
     return text
+
+
+def differing(asked: topic_pb2.CreateTopic, topic: TopicMap) -> tuple[str, ...]:
+    """What of a topic is not as asked for, in words."""
+    wanted = {each.name: getattr(asked.settings, FIELD_NAMES.get(each.name, each.name)) for each in fields(DescribedSettings)}
+    found = {name: getattr(topic, name) for name in wanted}
+    if asked.parts:
+        wanted["parts"], found["parts"] = asked.parts, len(topic.lineage.open_parts())
+    return tuple(f"{name} is {found[name]!r}, not {value!r}" for name, value in wanted.items() if found[name] != value)
 
 
 def info_of(topic: TopicMap) -> TopicInfo:

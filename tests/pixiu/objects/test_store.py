@@ -9,7 +9,7 @@ import pytest
 
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, Unavailable
 from pixiu.objects.manifest import Manifest, StoredObject, check_url, epoch_of, manifests_in
-from pixiu.objects.store import ObjectExists, ObjectMissing, ObjectStore
+from pixiu.objects.store import ObjectExists, ObjectMissing, ObjectStore, check_protocol
 from tests.support.faulty_store import faulty_store
 
 ONE = StoredObject(0, 10, 100, 7, 1000, 2000, 3, "memory://s")
@@ -65,6 +65,13 @@ def test_a_manifest_that_is_none_is_refused(data: bytes) -> None:
 def test_a_store_that_cannot_be_one_is_refused(url: str) -> None:
     with pytest.raises(InvalidArgument):
         check_url(url)
+
+
+def test_a_protocol_that_nobody_knows_is_refused_and_others_are_not() -> None:
+    for url in ("", "/mnt/a", "s3://bucket/x", "memory://x"):
+        check_protocol(url)
+    with pytest.raises(InvalidArgument, match="the protocol foo, which fsspec does not know; use an absolute folder"):
+        check_protocol("foo://bar")
 
 
 def test_a_store_is_a_folder_or_a_url() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 
 from cluster.topics import entries as en
 from tests.topic.builders import PART, TOPIC, Log
+from topic.events import WriteReply
 from topic.offload.offload import Offload
 from topic.options import Options
+from topic.state.parts import Verdict
 from topic.stored import Stored
 
 
@@ -77,4 +80,26 @@ async def test_a_compacted_topic_is_not_uploaded_though_the_servers_have_a_store
     await offload.look()
     assert not offload._tasks
     assert offload.describe(log.store.state.parts[PART]) is None
+    await offload.close()
+
+
+async def test_a_store_that_cannot_be_opened_is_told_to_who_waits_for_it(tmp_path: Path) -> None:
+    log = Log()
+    log.topic(store="foo://bar")
+    log.open_part()
+    log.write(1, 1)
+    log.store.flush()
+    offload, core = shell(tmp_path, log, store_segment_mb=1)
+    told = asyncio.get_running_loop().create_future()
+    offload._group.step = lambda event: None if told.done() else told.set_result(event)  # type: ignore[method-assign]
+    core.stored.keep(PART, 2, WriteReply(1, 1, None, 2, 0, Verdict.STORED))
+    offload.leader_changed(1)
+    offload._machine.flush = lambda: asyncio.sleep(0)  # type: ignore[assignment,method-assign]
+    await offload.look()
+    async with asyncio.timeout(60):
+        event = await told
+    assert event.part == PART
+    assert "foo://bar/c1" in event.refusal.text
+    assert event.refusal.code == "OUTCOME_UNKNOWN"
+    assert list(core.stored.unusable) == ["foo://bar/c1"]
     await offload.close()

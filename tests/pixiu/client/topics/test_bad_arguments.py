@@ -12,11 +12,12 @@ from pixiu.client.topics.drafts import draft
 from pixiu.client.topics.durable_topic import DurableTopic, TopicClient
 from pixiu.client.topics.reading.reader_core import slots_of
 from pixiu.client.topics.surroundings import TopicContext
-from pixiu.client.topics.topic_admin import Topics
+from pixiu.client.topics.topic_admin import Topics, differing
 from pixiu.client.topics.topic_map import TopicMap
 from pixiu.errors import InvalidArgument
 from pixiu.placement.slots import SLOTS, Lineage, Part
 from pixiu.wire.block import join, parse
+from pixiu.wire.v1 import topic_pb2
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,14 @@ def test_arguments_of_members_and_readers(call: Callable[[Any], Any], text: str)
 async def test_a_time_limit_is_a_number() -> None:
     with pytest.raises(InvalidArgument, match="timeout_s is from 0 to 1e\\+09 seconds, not '1'"):
         await DurableTopic(cast(TopicClient, None), "a").send(b"", timeout_s=cast(float, "1"))
+
+
+def test_a_topic_that_was_there_says_what_of_it_is_not_as_asked_for() -> None:
+    there = TopicMap("orders", 1, 2, Lineage([Part(1, 0, SLOTS, 0)]), retention_s=5, store="/mnt/a")
+    asked = topic_pb2.CreateTopic(parts=2, settings=topic_pb2.TopicSettings(retention_s=5, compact=60), if_missing=True)
+    assert differing(asked, there) == ("compact_s is 0, not 60", "store is '/mnt/a', not ''", "parts is 1, not 2")
+    asked = topic_pb2.CreateTopic(settings=topic_pb2.TopicSettings(retention_s=5, store="/mnt/a"), if_missing=True)
+    assert differing(asked, there) == ()
 
 
 def test_who_uses_a_topic_that_goes_into_the_bin_is_told_how_it_comes_back() -> None:
