@@ -92,9 +92,9 @@ async def test_a_store_that_cannot_be_opened_is_told_to_who_waits_for_it(tmp_pat
     offload, core = shell(tmp_path, log, store_segment_mb=1)
     told = asyncio.get_running_loop().create_future()
     offload._group.step = lambda event: None if told.done() else told.set_result(event)  # type: ignore[method-assign]
-    core.stored.keep(PART, 2, WriteReply(1, 1, None, 2, 0, Verdict.STORED))
+    core.stored.keep(PART, 2, WriteReply(1, 1, Triple(1, 1, 1), 2, 0, Verdict.STORED))
     offload.leader_changed(1)
-    offload._machine.flush = lambda: asyncio.sleep(0)  # type: ignore[assignment,method-assign]
+    offload._machine.flush = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
     await offload.look()
     async with asyncio.timeout(60):
         event = await told
