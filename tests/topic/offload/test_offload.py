@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.topics import entries as en
+from pixiu.wire.levels import Triple
 from tests.topic.builders import PART, TOPIC, Log
 from topic.events import WriteReply
 from topic.offload.offload import Offload
