@@ -154,7 +154,7 @@ def duration_of(time: timedelta | None, what: str, most: int) -> int:
 
 
 def list_of(items: Iterable[T], what: str) -> list[T]:
-    """What an argument holds. Raises `InvalidArgument` if it is one value, not several."""
+    """List what an argument holds. Raises `InvalidArgument` if it is one value, not several."""
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise InvalidArgument(f"{what} is a list, [1] for example, not {items!r}")
     return list(items)

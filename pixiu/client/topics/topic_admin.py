@@ -362,7 +362,7 @@ def filter_of(filter: Filter) -> str:
 
 
 def differing(asked: topic_pb2.CreateTopic, topic: TopicMap) -> tuple[str, ...]:
-    """What of a topic is not as asked for, in words."""
+    """Say what of a topic is not as asked for, in words."""
     wanted = {each.name: getattr(asked.settings, FIELD_NAMES.get(each.name, each.name)) for each in fields(DescribedSettings)}
     found = {name: getattr(topic, name) for name in wanted}
     if asked.parts:

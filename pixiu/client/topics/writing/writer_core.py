@@ -17,7 +17,7 @@ Source: docs/topics.md, "Writing".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from heapq import merge
 from math import inf
 from operator import attrgetter
@@ -454,12 +454,7 @@ class WriterCore:
             self._drop(stream, block)
             return []
         if code == StaleWriter.code and refusal is not None:
-            failure, number = Failure(code, refusal.text), stream.blocks.index(block)
-            for later in list(stream.blocks)[number:]:  # nothing of the stream is taken from here on; what is before it may be
-                for ticket in later.tickets:
-                    if ticket.attempts == 1:
-                        self._settle(ticket, failure, woken)
-            return self.fail(failure)
+            return self.fail(Failure(code, refusal.text), stream.tickets_from(block))
         if code in (NotLeader.code, Draining.code) and refusal is not None:
             return self._leave(group, now, result.leader, refusal.retry_after_ms / 1000)
         self._unsend(stream, stream.blocks.index(block))
@@ -673,10 +668,10 @@ class WriterCore:
         if ticket.watched or failure is not None:
             woken.append(ticket)
 
-    def fail(self, failure: Failure) -> list[Effect]:
-        """End the writer: fail everything unresolved with a reason, and refuse what is offered."""
+    def fail(self, failure: Failure, refused: Collection[TopicTicket] = ()) -> list[Effect]:
+        """End the writer: fail everything unresolved with a reason, and refuse what is offered. refused: not stored, if sent once."""
         self.failed = failure
-        return self._give_up(lambda ticket: in_doubt(failure, RESEND) if ticket.attempts else failure)
+        return self._give_up(lambda ticket: in_doubt(failure, RESEND) if ticket.attempts > (ticket in refused) else failure)
 
     def abandon(self, text: str) -> list[Effect]:
         """Fail everything unresolved and end every stream, because the client closes."""

@@ -125,6 +125,10 @@ class PartStream:
         """Number of the first message that is not confirmed."""
         return (self.blocks[0].tickets[0] if self.blocks else self.queue[0]).message_id
 
+    def tickets_from(self, block: SentBlock) -> frozenset[TopicTicket]:
+        """Messages of a block and of those after it."""
+        return frozenset(ticket for each in islice(self.blocks, self.blocks.index(block), None) for ticket in each.tickets)
+
     def tickets(self) -> Iterator[TopicTicket]:
         """Messages that are not confirmed, in order."""
         for block in self.blocks:
