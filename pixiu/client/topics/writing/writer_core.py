@@ -669,7 +669,7 @@ class WriterCore:
             woken.append(ticket)
 
     def fail(self, failure: Failure, refused: Collection[TopicTicket] = ()) -> list[Effect]:
-        """End the writer: fail everything unresolved with a reason, and refuse what is offered. refused: not stored, if sent once."""
+        """End the writer: fail everything unresolved, and refuse what is offered. refused: not stored, if it was sent once."""
         self.failed = failure
         return self._give_up(lambda ticket: in_doubt(failure, RESEND) if ticket.attempts > (ticket in refused) else failure)
 
