@@ -276,7 +276,7 @@ class _Up:
             return
         if name == "zookeeper":
             self._console.print(
-                f"ZooKeeper at {fields['address']}; starting {len(self._cluster.children)} processes …", highlight=False
+                f"ZooKeeper at {fields['address']}; starting {_processes_text(len(self._cluster.children))} …", highlight=False
             )
         elif name == "running":
             self._print_addresses()
@@ -302,7 +302,9 @@ class _Up:
     def _print_addresses(self) -> None:
         found = self._cluster.addresses()
         out = self._console
-        out.print(f"[green]✓ all {len(self._cluster.children)} processes are Running[/]", highlight=False)
+        count = len(self._cluster.children)
+        running = "the process is" if count == 1 else f"all {count} processes are"
+        out.print(f"[green]✓ {running} Running[/]", highlight=False)
         out.print(f"  registry  {self._cluster.target}", highlight=False)
         for name in ("proxies", "gateways", "mqtt"):
             out.print(f"  {name:<9} {'  '.join(found[name])}", highlight=False)
@@ -330,6 +332,10 @@ def tries_of(options: UpOptions, mqtt: Sequence[str]) -> list[str]:
         host, _, port = mqtt[0].rpartition(":")
         tries.append(f"mosquitto_sub -h {host} -p {port} -t room/42")
     return tries
+
+
+def _processes_text(count: int) -> str:
+    return f"{count} process{'' if count == 1 else 'es'}"
 
 
 def _code_text(code: object) -> str:

@@ -55,6 +55,8 @@ DESCRIPTION: Final = files("gateway.http").joinpath("openapi.json").read_bytes()
 UNKNOWN_OFFSET: Final = -1
 CLIENT: Final = "http"
 """Client ID of the callers, in logs and rules."""
+CORS: Final = web.RequestKey("cors", dict[str, str])
+"""Headers of a request's answer for a web page."""
 
 
 class Caller(NamedTuple):
@@ -275,7 +277,7 @@ class Api:
         self, request: web.Request, caller: Caller, stream: EventStream, last: str | None
     ) -> web.StreamResponse:  # fmt: skip
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        response.headers.update(request.get("cors", {}))
+        response.headers.update(request.get(CORS, {}))
         at = stream.ring.after(last) if last is not None else stream.ring.next
         await response.prepare(request)
         first, at = (b": connected\n\n", at) if at is not None else (GAP.encode(), stream.ring.next)

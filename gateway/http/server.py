@@ -17,7 +17,7 @@ from cluster.core import log
 from cluster.listeners.origins import Origins
 from cluster.metrics.metrics import Sample
 from gateway.http.answers import Answer, Refused, answer_of
-from gateway.http.api import Api, error_fields
+from gateway.http.api import CORS, Api, error_fields
 from gateway.http.bounded import BODIES, IDLE_S, Bodies, Connections
 from pixiu.errors import PixiuError
 
@@ -94,7 +94,7 @@ class ApiServer:
         response: web.StreamResponse | None = None
         try:
             cors = self._cors(request)
-            request["cors"] = cors
+            request[CORS] = cors
             if request.method == "OPTIONS" and cors:
                 response = web.Response(status=204)
             elif request.path in STREAMS:
@@ -112,7 +112,7 @@ class ApiServer:
             code = response.status if response is not None else GONE
             self._requests[resource.canonical if resource is not None else "other", code] += 1
         if not response.prepared:
-            response.headers.update(request.get("cors", {}))
+            response.headers.update(request.get(CORS, {}))
             response.headers["X-Content-Type-Options"] = "nosniff"
             response.headers["Cache-Control"] = "no-store"
         return response

@@ -33,6 +33,8 @@ from tools.cli.inbox_tables import (
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, console, fail, guarded, print_json, print_result, print_text
 
 ALL: Final = "all"
+MAX_RANGE: Final = 40
+"""Characters of a range of InboxSeqs."""
 SUMMARY: Final = (__doc__ or "").split("\n\n")[0]
 MOVED: Final = {
     "--unread": "unread {uin}",
@@ -249,8 +251,8 @@ def _show(lanes: Sequence[Lane], uin: int, after: int, before: int, as_json: boo
 
 def _delete(target: str, uin: int, lane: int, wanted: str, yes: bool, as_json: bool) -> None:
     first, _, last = wanted.partition("-")
-    if not (first.isdecimal() and (last or first).isdecimal()):
-        raise InvalidArgument(f"give a range of InboxSeqs such as 3-9, or a single one, not {wanted!r}")
+    if not (first.isdecimal() and (last or first).isdecimal()) or len(wanted) > MAX_RANGE:
+        raise InvalidArgument(f"give a range of InboxSeqs such as 3-9, or a single one, not {wanted[:MAX_RANGE]!r}")
     begin, end = int(first), int(last or first)
     if not 0 < begin <= end <= MAX_ID:
         raise InvalidArgument(f"a range of InboxSeqs starts at 1 or above, not {wanted}")

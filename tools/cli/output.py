@@ -6,15 +6,18 @@ import functools
 import getpass
 import io
 import json
+import math
 import os
+import re
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn, ParamSpec, TypeVar
 
 import typer
 
-from pixiu.errors import Dropped, Offline, PixiuError, Undelivered
+from pixiu.errors import Dropped, InvalidArgument, Offline, PixiuError, Undelivered
+from pixiu.ids import MAX_ID
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +31,10 @@ EXIT_INTERRUPTED: Final = 130
 NOT_DELIVERED: Final = (Offline, Undelivered, Dropped)
 PIPE_WIDTH: Final = 200
 """Width of tables in a file or a pipe, in columns, so that nothing is cut."""
+FILES: Final = frozenset(("file", "mentions", "replay"))
+"""Parameters of type `str` that name files, whose names may have any bytes."""
+_DOUBTFUL: Final = re.compile(r"[^ -~]+")
+"""Characters among which some may not be printable."""
 
 Target = Annotated[
     str,
@@ -90,7 +97,38 @@ def print_anywhere() -> None:
 
 def visible(text: str) -> str:
     """Escape the control characters of a text from outside, so that it cannot move the cursor or hide a line."""
+    return text if text.isprintable() else _DOUBTFUL.sub(_escaped, text)
+
+
+def _escaped(run: re.Match[str]) -> str:
+    text = run[0]
+    if text.isprintable():
+        return text
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def check_arguments(given: Mapping[str, object]) -> None:
+    """Check a command's arguments by name: texts are Unicode, and numbers fit into 64 bits. Paths may have any bytes.
+
+    Raises `InvalidArgument`.
+    """
+    for name, value in given.items():
+        for each in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(each, str) and name not in FILES and not _is_unicode(each):
+                raise InvalidArgument(f"{os.fsencode(each)!r} is not UTF-8: an argument is text")
+            if isinstance(each, int) and not -MAX_ID <= each <= MAX_ID:
+                raise InvalidArgument(f"{each} is out of range: a number is from -{MAX_ID} to {MAX_ID}")
+            if isinstance(each, float) and not math.isfinite(each):
+                raise InvalidArgument(f"{each} is out of range: a number must be finite")
+
+
+def _is_unicode(text: str) -> bool:
+    """False for a text with bytes that could not be decoded, which Python keeps as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def guarded(command: Callable[P, T]) -> Callable[P, T]:
@@ -99,6 +137,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
+            check_arguments(kwargs)
             return command(*args, **kwargs)
         except PixiuError as error:
             fail(error, as_json=bool(kwargs.get("as_json")))

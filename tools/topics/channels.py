@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from pixiu.discovery.topics import MAX_ATTEMPTS, MAX_NUMBER
 from pixiu.errors import InvalidArgument, PixiuError
 from pixiu.wire.v1 import topic_pb2
 from tools.cli.output import (
@@ -27,14 +28,16 @@ from tools.cli.output import (
 )
 from tools.topics import calls, tables
 from tools.topics.calls import TopicCluster
-from tools.topics.values import duration_text, milliseconds_of, moment_of
+from tools.topics.values import duration_text, moment_of, offset_of, timeout_ms_of
 
 SHOWN_BYTES: Final = 80
 """Bytes of a dead letter's body that are shown."""
 channel = typer.Typer(help="Make, change and remove a topic's channels.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="The topic's name.", metavar="NAME")]
 Channel = Annotated[str, typer.Argument(help="The channel's name.", metavar="CHANNEL")]
-OnePart = Annotated[list[int] | None, typer.Option("--part", min=1, help="Only in this part; may be repeated.", metavar="PART")]
+OnePart = Annotated[
+    list[int] | None, typer.Option("--part", min=1, max=MAX_NUMBER, help="Only in this part; may be repeated.", metavar="PART")
+]
 
 
 @guarded
@@ -62,7 +65,10 @@ def set_channel(
     ] = False,
     from_end: Annotated[bool, typer.Option("--from-end", help="Begin behind what is there. Only when it is made.")] = False,
     max_attempts: Annotated[
-        int, typer.Option("--max-attempts", min=0, help="Deliveries before a message is a dead letter; 0: what it has, or 16.")
+        int,
+        typer.Option(
+            "--max-attempts", min=0, max=MAX_ATTEMPTS, help="Deliveries before a message is a dead letter; 0: what it has, or 16."
+        ),
     ] = 0,
     timeout: Annotated[
         str, typer.Option("--timeout", help="Time for which a member may keep a message, such as 30s; 0: what it has, or 60s.")
@@ -76,6 +82,8 @@ def set_channel(
 ) -> None:
     """Make a channel, or change its settings."""
 
+    timeout_ms = timeout_ms_of(timeout)
+
     async def work(cluster: TopicCluster) -> topic_pb2.TopicDescription:
         kept = ""
         if filter_ is None:
@@ -86,7 +94,7 @@ def set_channel(
             ordered=ordered,
             from_end=from_end,
             max_attempts=max_attempts,
-            timeout_ms=milliseconds_of(timeout),
+            timeout_ms=timeout_ms,
             filter=kept if filter_ is None else filter_,
         )
         return await cluster.change(topic_pb2.TopicChange(name=name, set_channel=wanted))
@@ -106,6 +114,9 @@ def remove_channel(
     name: Name, channel_name: Channel, yes: Yes = False, target: Target = DEFAULT_TARGET, as_json: AsJson = False
 ) -> None:
     """Remove a channel, with what it has acknowledged and its dead letters. The messages stay."""
+    there = calls.run(target, lambda cluster: cluster.describe(name))
+    if all(each.name != channel_name for each in there.channels):
+        raise InvalidArgument(f"topic {name} has no channel {channel_name}; `pixiu topic channels {name}` lists them")
     if not yes:
         typer.confirm(f"remove channel {channel_name} of topic {name}?", abort=True, err=True)
     change = topic_pb2.TopicChange(name=name, remove_channel=channel_name)
@@ -181,9 +192,7 @@ def seek(
     elif to == "end":
         wanted.end = True
     elif to.startswith("@"):
-        if not to[1:].isdecimal() or not part or len(part) != 1:
-            raise InvalidArgument("an offset is @NUMBER, and of one part: give --part PART")
-        wanted.offset = int(to[1:])
+        wanted.offset = offset_of(to, part)
     else:
         wanted.time_us = moment_of(to, time.time())
     request = topic_pb2.ChannelRequest(topic=name, channel=channel_name, parts=part or (), seek=wanted)

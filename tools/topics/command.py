@@ -11,11 +11,11 @@ from typing import Annotated, Final
 import typer
 
 from pixiu.client.login import TOKEN_VARIABLE
-from pixiu.client.topics.described import topic_map
-from pixiu.client.topics.topic_admin import differing
+from pixiu.discovery.topics import MAX_NUMBER
 from pixiu.errors import InvalidArgument
 from pixiu.objects.manifest import check_url
-from pixiu.placement.slots import SLOTS
+from pixiu.placement.partition import MAX_PARTITIONS
+from pixiu.placement.slots import MAX_PARTS, SLOTS
 from pixiu.wire.v1 import topic_pb2
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, console, guarded, print_json, print_result, print_text
 from tools.topics import calls, tables
@@ -47,10 +47,16 @@ Store = Annotated[
         "--store", help="Object store of closed segments: a folder or a URL; empty: as the servers are configured.", metavar="URL"
     ),
 ]
-Part = Annotated[int, typer.Argument(min=1, help="Number of a part, see `pixiu topic show`.", metavar="PART")]
+Part = Annotated[int, typer.Argument(min=1, max=MAX_NUMBER, help="Number of a part, see `pixiu topic show`.", metavar="PART")]
 ToGroups = Annotated[
     list[int] | None,
-    typer.Option("--group", min=0, help="Group of each new part, in their order; none: chosen by load.", metavar="GROUP"),
+    typer.Option(
+        "--group",
+        min=0,
+        max=MAX_PARTITIONS - 1,
+        help="Group of each new part, in their order; none: chosen by load.",
+        metavar="GROUP",
+    ),
 ]
 
 
@@ -58,7 +64,9 @@ ToGroups = Annotated[
 @guarded
 def create(
     name: Name,
-    parts: Annotated[int, typer.Option("--parts", min=0, help="Parts to begin with; 0: one for each group.", metavar="N")] = 0,
+    parts: Annotated[
+        int, typer.Option("--parts", min=0, max=MAX_PARTS, help="Parts to begin with; 0: one for each group.", metavar="N")
+    ] = 0,
     retention: Retention = "0",
     retention_bytes: RetentionBytes = "0",
     rate: Rate = 0,
@@ -161,6 +169,7 @@ def delete(
     as_json: AsJson = False,
 ) -> None:
     """Put a topic into the bin, where it stays for a day, or remove it at once."""
+    calls.run(target, lambda cluster: cluster.describe(name))  # nobody is asked about a topic that there is not
     if not yes:
         typer.confirm(f"delete topic {name}{' and all of its messages now' if now else ''}?", abort=True, err=True)
     found = _change(target, topic_pb2.TopicChange(name=name, delete=topic_pb2.DeleteTopic(force=force, now=now)))
@@ -181,7 +190,7 @@ def restore(name: Name, target: Target = DEFAULT_TARGET, as_json: AsJson = False
 def split(
     name: Name,
     part: Part,
-    into: Annotated[int, typer.Option("--into", min=2, help="Number of equal parts that follow.", metavar="N")] = 2,
+    into: Annotated[int, typer.Option("--into", min=2, max=SLOTS, help="Number of equal parts that follow.", metavar="N")] = 2,
     at: Annotated[
         list[int] | None,
         typer.Option("--at", min=1, max=SLOTS - 1, help="First slot of a further part; may be repeated.", metavar="SLOT"),
@@ -204,7 +213,9 @@ def split(
 @guarded
 def merge(
     name: Name,
-    parts: Annotated[list[int], typer.Argument(min=1, help="Numbers of parts whose slots adjoin.", metavar="PART…")],
+    parts: Annotated[
+        list[int], typer.Argument(min=1, max=MAX_NUMBER, help="Numbers of parts whose slots adjoin.", metavar="PART…")
+    ],
     group: ToGroups = None,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,

@@ -17,13 +17,14 @@ import typer
 
 from pixiu.client.topics.drafts import TopicLevelName, topic_level
 from pixiu.client.topics.writing.writer import TopicWriter
+from pixiu.discovery.topics import MAX_NUMBER
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.wire.block import STAMP_BYTES, Flag, Message, parse_stored, stored_size
 from pixiu.wire.v1 import topic_pb2
 from tools.cli.output import DEFAULT_TARGET, EXIT_NOT_DELIVERED, AsJson, Target, guarded, print_json, print_result, visible
 from tools.topics import calls
 from tools.topics.calls import TopicCluster
-from tools.topics.values import moment_of
+from tools.topics.values import moment_of, offset_of
 
 WAIT_MS: Final = 2_000
 """Time for which the leader of a part waits for the next block, milliseconds."""
@@ -34,7 +35,9 @@ MAX_WAITING: Final = 1_000
 """Messages of all parts that wait to be printed."""
 Name = Annotated[str, typer.Argument(help="The topic's name.", metavar="NAME")]
 Count = Annotated[int, typer.Option("--count", "-n", min=0, help="End after this number of messages; 0: all.")]
-Parts = Annotated[list[int] | None, typer.Option("--part", min=1, help="Only this part; may be repeated.", metavar="PART")]
+Parts = Annotated[
+    list[int] | None, typer.Option("--part", min=1, max=MAX_NUMBER, help="Only this part; may be repeated.", metavar="PART")
+]
 
 
 class Line(NamedTuple):
@@ -137,11 +140,12 @@ def read(
     as_json: AsJson = False,
 ) -> None:
     """Print what is stored, part by part: part:offset, time, key, body. No channel is concerned."""
+    where = _start(start, part)
 
     async def work(cluster: TopicCluster) -> None:
         topic, left = await cluster.describe(name), count or sys.maxsize
         for each in _chosen(topic, part):
-            async for line in _lines(cluster, topic, each, _start(start, part)):
+            async for line in _lines(cluster, topic, each, where):
                 if isinstance(line, Line):
                     _print(line, as_json)
                     left -= 1
@@ -251,9 +255,7 @@ def _start(text: str, parts: list[int] | None) -> topic_pb2.TopicReadRequest:
     if text == "start":
         return topic_pb2.TopicReadRequest(offset=0)
     if text.startswith("@"):
-        if not text[1:].isdecimal() or not parts or len(parts) != 1:
-            raise InvalidArgument("an offset is @NUMBER, and of one part: give --part PART")
-        return topic_pb2.TopicReadRequest(offset=int(text[1:]))
+        return topic_pb2.TopicReadRequest(offset=offset_of(text, parts))
     return topic_pb2.TopicReadRequest(time_us=moment_of(text, time.time()))
 
 

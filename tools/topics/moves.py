@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from pixiu.placement.partition import MAX_PARTITIONS
 from pixiu.wire.v1 import topic_pb2
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, console, guarded, print_json, print_text
 from tools.topics import calls
@@ -26,7 +27,9 @@ def rebalance(dry_run: DryRun = False, yes: Yes = False, target: Target = DEFAUL
 
 @guarded
 def drain_group(
-    group: Annotated[int, typer.Argument(min=0, help="Number of a group, see `pixiu status`.", metavar="GROUP")],
+    group: Annotated[
+        int, typer.Argument(min=0, max=MAX_PARTITIONS - 1, help="Number of a group, see `pixiu status`.", metavar="GROUP")
+    ],
     dry_run: DryRun = False,
     yes: Yes = False,
     target: Target = DEFAULT_TARGET,

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pixiu.wire.v1 import topic_pb2
+from tools.cli.output import visible
 from tools.topics.values import duration_text
 
 STATES: Final = {
@@ -22,6 +23,8 @@ STATES: Final = {
     topic_pb2.PART_OPENING: "opening",
     topic_pb2.PART_SEALING: "sealing",
 }
+SHOWN_FILTER: Final = 60
+"""Characters of a filter in a table."""
 GAPS: Final = "unknown"
 """Text for the size of a part whose leader does not answer."""
 
@@ -241,9 +244,14 @@ def channel_table(shown: Shown) -> Table:
             f"{lag.dead:,}",
             f"{lag.lost:,}",
             str(lag.members),
-            escape(channel.filter) + (f" ({lag.filter_errors:,} errors)" if lag.filter_errors else ""),
+            escape(_filter_text(channel.filter)) + (f" ({lag.filter_errors:,} errors)" if lag.filter_errors else ""),
         )
     return table
+
+
+def _filter_text(text: str) -> str:
+    said = visible(text)
+    return said if len(said) <= SHOWN_FILTER else f"{said[: SHOWN_FILTER - 1]}…"
 
 
 def heading(shown: Shown) -> str:

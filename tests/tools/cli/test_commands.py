@@ -24,7 +24,7 @@ from pixiu.version import __version__
 from tools.cli.http import fetch, samples
 from tools.cli.main import application
 from tools.cli.messages import message_json, message_line
-from tools.cli.output import fail, operator, print_anywhere, print_json
+from tools.cli.output import fail, operator, print_anywhere, print_json, visible
 
 runner = CliRunner()
 
@@ -70,6 +70,14 @@ def test_an_answer_that_is_no_is_not_taken_for_a_wrong_command(error: PixiuError
     with pytest.raises(typer.Exit) as ended:
         fail(error)
     assert ended.value.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("plain", "plain"), ("貔貅 😀", "貔貅 😀"), ("貔\x1b貅", "貔\\x1b貅"), ("a\tb\u202ec", "a\\tb\\u202ec"), ("", "")],
+)
+def test_characters_that_cannot_be_printed_are_escaped(text: str, shown: str) -> None:
+    assert visible(text) == shown
 
 
 def test_output_has_no_raw_control_character_and_goes_into_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from pixiu.errors import InvalidArgument
+from pixiu.ids import MAX_ID
 from pixiu.wire.v1 import topic_pb2
 from tools.topics import calls, tables
 from tools.topics.calls import TopicCluster
 from tools.topics.channels import moved_text
 from tools.topics.command import none_text
-from tools.topics.values import duration_text
+from tools.topics.values import bytes_of, duration_text, moment_of, seconds_of, timeout_ms_of
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,33 @@ from tools.topics.values import duration_text
 )  # fmt: skip
 def test_a_time_is_said_in_units_of_people(milliseconds: int, most: int, text: str) -> None:
     assert duration_text(milliseconds, most) == text
+
+
+def test_values_are_exact_up_to_their_bounds() -> None:
+    assert (seconds_of("0"), seconds_of("1.5h"), seconds_of("1000ms")) == (0, 5_400, 1)
+    assert (timeout_ms_of("0"), timeout_ms_of("100ms"), timeout_ms_of("24h")) == (0, 100, 86_400_000)
+    assert (bytes_of("1.5kb"), bytes_of(str(MAX_ID))) == (1_500, MAX_ID)
+    settings = topic_pb2.TopicSettings(retention_s=seconds_of("106751991d"), retention_bytes=bytes_of("8388607TiB"))
+    assert settings.retention_s == 106_751_991 * 86_400
+    for text in ("99ms", "24.1h"):
+        with pytest.raises(InvalidArgument):
+            timeout_ms_of(text)
+
+
+def test_a_moment_is_not_before_1970() -> None:
+    assert moment_of("100s", 100.0) == 0
+    assert moment_of("1970-01-01T00:00:01+00:00", 0.0) == 1_000_000
+    for text in ("101s", "99999999999999d", "1969-12-31"):
+        with pytest.raises(InvalidArgument):
+            moment_of(text, 100.0)
+
+
+def test_a_table_shows_the_beginning_of_a_long_filter() -> None:
+    long = topic_pb2.TopicChannel(name="c", filter='key == "' + "x" * 4_000 + '"')
+    shown = tables.Shown(topic_pb2.TopicDescription(channels=[long]), {}, [], {})
+    (cell,) = tables.channel_table(shown).columns[-1].cells
+    assert (len(str(cell)), str(cell)[-1]) == (60, "…")
+    assert tables.shown_json(shown)["channels"][0]["filter"] == long.filter
 
 
 def test_a_topic_is_kept_for_days() -> None:

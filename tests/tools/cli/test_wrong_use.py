@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 import typer
 
+from pixiu.ids import MAX_ID
 from tools.cli.main import COMMAND_GROUP, main
 from tools.cli.wrong_use import SERVERS
+
+OUT_OF_RANGE = f" is out of range: a number is from -{MAX_ID} to {MAX_ID}"
 
 
 def answer(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
@@ -39,6 +42,33 @@ def answer(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest
         ),
         (["up", "--replay", "missing.jsonl"], "missing.jsonl: cannot be read: No such file or directory"),
         (["up", "--data", __file__], "is a file, not a folder"),
+        (["topic", "create", "a", "--retention", "9" * 16 + "d"], "must be at most 106751991d"),
+        (["topic", "create", "a", "--retention", "500ms"], "'500ms' must be 0, or at least 1 second"),
+        (["topic", "create", "a", "--retention-bytes", "9" * 21 + "GB"], "must be at most 8388607TiB"),
+        (["topic", "create", "a", "--rate-bytes", "0.5"], "'0.5' must be 0, or at least 1 byte"),
+        (["topic", "create", "a", "--rate", "9" * 20], "9" * 20 + OUT_OF_RANGE),
+        (["topic", "create", "a", "--parts", "9" * 14], "must be less than or equal to 20000; see `pixiu topic create --help`"),
+        (["topic", "alter", "a", "--retention", "9" * 17 + "d"], "must be at most 106751991d"),
+        (["topic", "alter", "a", "--compact", "9" * 50], "must be a time such as 90, 500ms, 12h or 7d"),
+        (["topic", "channel", "set", "a", "c", "--timeout", "9" * 14 + "d"], "must be from 100ms to 24h, or 0"),
+        (["topic", "channel", "set", "a", "c", "--timeout", "0.0001s"], "'0.0001s' must be from 100ms to 24h, or 0"),
+        (["topic", "channel", "set", "a", "c", "--max-attempts", "9" * 11], "10000; see `pixiu topic channel set --help`"),
+        (["topic", "dead", "a", "c", "--after", "9" * 23], "9" * 23 + OUT_OF_RANGE),
+        (["topic", "resend", "a", "c", "9" * 23, "--part", "1"], "9" * 23 + OUT_OF_RANGE),
+        (["topic", "seek", "a", "c", "--to", "0001-01-01"], "'0001-01-01' must be from 1970-01-01 to 9999-12-30"),
+        (["topic", "seek", "a", "c", "--to", "@" + "9" * 5000, "--part", "1"], f"an offset is at most {MAX_ID}"),
+        (["topic", "read", "a", "--from", "@" + "9" * 20, "--part", "1"], f"an offset is at most {MAX_ID}"),
+        (["topic", "read", "a", "--part", "9" * 10], "4294967295; see `pixiu topic read --help`"),
+        (["topic", "drain-group", "128"], "less than or equal to 127; see `pixiu topic drain-group --help`"),
+        (["listen", "--room", "1", "--count", "9" * 20], "9" * 20 + OUT_OF_RANGE),
+        (["probe", "--interval", "inf"], "inf is out of range: a number must be finite"),
+        (["inbox", "delete", "7", "9" * 5000, "--lane", "0"], f"not '{'9' * 40}'"),
+        (["topic", "create", "bad\udcff"], "b'bad\\xff' is not UTF-8: an argument is text"),
+        (["topic", "channel", "set", "a", "c", "--filter", 'key == "\udcff"'], "is not UTF-8: an argument is text"),
+        (["topic", "last", "profiles", "bad\udcff"], "is not UTF-8: an argument is text"),
+        (["send", "--room", "1", "bad\udcff"], "is not UTF-8: an argument is text"),
+        (["send", "--room", "\udcff", "x"], "see `pixiu send --help`"),
+        (["replay", "nowhere/\udcff.jsonl"], "cannot be read: No such file or directory"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(
