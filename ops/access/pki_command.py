@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.trust.pki import DAYS, issue, make_authority, renew
+from cluster.trust.pki import AUTHORITY_DAYS, DAYS, issue, make_authority, renew
 from tools.cli.output import guarded, print_text
 
 pki = typer.Typer(help="Certificates for the cluster's ports.", no_args_is_help=True)
@@ -57,7 +57,13 @@ def renew_command(
     out: Out = OUT,
     before_days: Annotated[
         float,
-        typer.Option("--before", help="Renew only certificates that expire within this number of days; 0: all.", metavar="DAYS"),
+        typer.Option(
+            "--before",
+            min=0,
+            max=AUTHORITY_DAYS,
+            metavar="DAYS",
+            help="Renew only certificates that expire within this number of days; 0: all.",
+        ),
     ] = 0.0,
     days: Days = DAYS,
 ) -> None:

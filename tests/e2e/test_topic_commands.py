@@ -104,6 +104,8 @@ async def test_a_topic_from_its_making_to_its_removal(roles: Roles) -> None:
     assert code == 2, errors
     assert [topic["name"] for topic in (await pixiu.json("list", "--deleted"))["topics"]] == ["orders"]
     await pixiu.json("restore", "orders")
+    code, _, errors = await pixiu.run("channel", "remove", "orders", "nosuch")
+    assert (code, "no channel nosuch; `pixiu topic channels" in errors) == (2, True), errors
     await pixiu.json("channel", "remove", "orders", "billing", "--yes")
     await pixiu.json("delete", "orders", "--now", "--yes")
     assert (await pixiu.json("list", "--deleted"))["topics"] == []

@@ -62,6 +62,7 @@ def answer(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["topic", "drain-group", "128"], "less than or equal to 127; see `pixiu topic drain-group --help`"),
         (["listen", "--room", "1", "--count", "9" * 20], "9" * 20 + OUT_OF_RANGE),
         (["probe", "--interval", "inf"], "inf is out of range: a number must be finite"),
+        (["pki", "renew", "--before", "1e30"], "must be less than or equal to 3650; see `pixiu pki renew --help`"),
         (["inbox", "delete", "7", "9" * 5000, "--lane", "0"], f"not '{'9' * 40}'"),
         (["topic", "create", "bad\udcff"], "b'bad\\xff' is not UTF-8: an argument is text"),
         (["topic", "channel", "set", "a", "c", "--filter", 'key == "\udcff"'], "is not UTF-8: an argument is text"),
