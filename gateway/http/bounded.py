@@ -22,7 +22,7 @@ BODY_S: Final = 20.0
 IDLE_S: Final = 15.0
 """Time for the head of a request to come, and for a connection to stay between two, seconds."""
 LOOK_S: Final = 2.0
-BODY: Final = "body_bytes"
+BODY: Final = web.RequestKey("body_bytes", int)
 
 
 class Bodies:
