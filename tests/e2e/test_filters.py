@@ -147,4 +147,5 @@ def test_filters_of_stock_clients(cluster: LocalCluster) -> None:
 
     cluster.stop()
     cluster.start()
+    cluster.wait_healthy()
     check_retained(cluster.mqtt_ports()[0], "again", topics)

@@ -321,7 +321,8 @@ async def test_who_wants_no_session_or_no_qos_1_takes_no_mail(stage: Stage) -> N
         assert await stage.metric("mail_connections") == 1
         assert await asyncio.to_thread(stocks[1].subscribe, "user/90", 0) == [0]
         assert await stage.metric("mail_connections") == 0
-        assert await asyncio.to_thread(stocks[1].subscribe, "room/90", 1) == [0]
+        assert await asyncio.to_thread(stocks[1].subscribe, "room/90", 1) == [1]
+        assert await stage.metric("mail_connections") == 0
     finally:
         for stock in stocks:
             await asyncio.to_thread(stock.end)

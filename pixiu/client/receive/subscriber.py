@@ -35,6 +35,10 @@ MAX_OVERLAP_IDS: Final = 100_000
 """Limit of messages that are remembered while two gateways deliver the same ones, on a change of gateway."""
 LATE_S: Final = 10.0
 """Time after a change of gateway in which the new one, if it is slower, may still send what the old one sent already, seconds."""
+REPEATED_S: Final = 60.0
+"""Time after the loss of a gateway in which senders may repeat what it had delivered, seconds: their processes may be gone, too."""
+MAX_RECENT: Final = 10_000
+"""Limit of messages that are remembered for such a loss."""
 SHOWN_NAMES: Final = 3
 """Limit of names in a text."""
 ASKS_FOR_REPLY: Final = b'"reply-to"'
@@ -116,6 +120,9 @@ class Subscription(GatewayConnection):
         self._came: set[tuple[int, int]] = set()
         """Those of the last change of gateway, until `_came_until`."""
         self._came_until = 0.0
+        self._recent: deque[list[tuple[int, int]]] = deque()
+        """Messages that arrived last, a list for each reply."""
+        self._recent_count = 0
         self._signals = RecentSignals()
         self.answer: Callable[..., Awaitable[Receipt]] = surroundings.reply
         """Called by `message.reply`."""
@@ -279,6 +286,7 @@ class Subscription(GatewayConnection):
         self._seen = set() if begins else None
 
     def _lost(self) -> None:
+        self._came, self._came_until = self._came.union(*self._recent), asyncio.get_running_loop().time() + REPEATED_S
         self.counters.gaps += 1
         self._call_back(self._on_gap, self._reason)
 
@@ -329,10 +337,15 @@ class Subscription(GatewayConnection):
             messages = [self._request(message) if ASKS_FOR_REPLY in message.extension else message for message in messages]
         if repeated:
             messages = [message for message in messages if (message.message_id, message.room) not in repeated]
-        if self._seen is not None and not held and len(self._seen) < MAX_OVERLAP_IDS:
-            self._seen.update((message.message_id, message.room) for message in messages)
         if not messages:
             return
+        came: list[tuple[int, int]] = [(message.message_id, message.room) for message in messages]
+        if self._seen is not None and not held and len(self._seen) < MAX_OVERLAP_IDS:
+            self._seen.update(came)
+        self._recent.append(came)
+        self._recent_count += len(came)
+        while self._recent_count > MAX_RECENT and len(self._recent) > 1:
+            self._recent_count -= len(self._recent.popleft())
         self.counters.received += len(messages)
         while self._full(len(messages), len(reply.batch)):
             # The task that awaits a confirmation may be the one that should empty the buffer: reading then continues and drops the

@@ -196,6 +196,7 @@ async def test_a_lost_gateway_is_replaced_rooms_are_joined_again_and_the_gap_is_
         await serving.kill()
         await until(lambda: other.joined() == {1, 2})
         await subscription.join(rooms=[3])
+        other.send(record(1))  # its sender had no answer, and repeats it; this gateway has not seen it
         other.send(record(2))
         assert await take(subscription, 1) == [b"2"]
         assert len(gaps) == subscription.counters.gaps == 1
