@@ -123,7 +123,7 @@ def test_every_method_is_in_the_table() -> None:
     of_clients = {
         "/pixiu.v1.Publisher/Publish", "/pixiu.v1.Publisher/Cluster", "/pixiu.v1.Subscriber/Subscribe", "/pixiu.v1.Mailer/Send",
         *(f"/pixiu.v1.Topics/{name}" for name in ("Describe", "List", "Change", "Plan")),
-        *(f"/pixiu.v1.TopicLog/{name}" for name in ("Write", "Positions", "Consume", "Read", "Channel")),
+        *(f"/pixiu.v1.TopicLog/{name}" for name in ("Write", "Positions", "Consume", "Read", "Channel", "Last")),
     }  # fmt: skip
     assert {*SERVED, *streams} - of_clients == {method for method in METHODS if method.startswith("/pixiu")}
 
