@@ -87,6 +87,8 @@ def altered(node: TopicNode, change: ev.AlterTopic, version: int = 0) -> TopicNo
         raise InvalidArgument("the retention must be a number of seconds and of bytes, and rates whole numbers; 0: no limit")
     if not change.retain_acknowledged <= 1 or change.compact >= 1 << 32:
         raise InvalidArgument(f"a tombstone is kept for at most {(1 << 32) - 1} seconds, and retain_acknowledged is true or false")
+    if change.compact and change.store:
+        raise InvalidArgument("a topic is compacted or has an object store, whose objects never change; choose one of them")
     if bool(change.compact) is not bool(node.compact) and not version:
         raise InvalidArgument(
             f"topic {node.name} is {'' if node.compact else 'not '}compacted, as it was created: its keys are known from its "

@@ -44,4 +44,4 @@ def change_of(message: topic_pb2.TopicChange) -> ev.Change:
 
 
 def _settings(found: topic_pb2.TopicSettings) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in SETTINGS}
+    return {name: getattr(found, name) if name == "store" else int(getattr(found, name)) for name in SETTINGS}

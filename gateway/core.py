@@ -324,7 +324,7 @@ class Core(EventTable[ev.Effect]):
             if not flags & TOPIC_OR_TRACED:
                 channel = rooms.get(key) if kind == room else users.get(key) if kind == chat else None
             else:
-                if record[FLAGS_AT] & Flag.TOPIC:
+                if flags & Flag.TOPIC:
                     name = body[2 : 2 + (body[0] << 8 | body[1])]
                     channel = topics.get(key, NO_TOPICS).get(name) if route is None else route(key, name)
                 else:
@@ -332,11 +332,7 @@ class Core(EventTable[ev.Effect]):
                 if flags & Flag.TRACED and channel is not None:
                     self.traces.take(channel, record)
             if channel is None:
-                self.counters.without_members += 1
-                if kind != room:
-                    self.users.missing(key)
-                elif key < TOPIC_ROOM or not self.rooms.own.gateways(ALL_TOPICS):
-                    self.rooms.missing(key)
+                self._without_members(kind, key)
                 continue
             if (record[LIFETIME_AT] or record[LIFETIME_HIGH_AT]) and has_expired(record, 0, self._unix_ms()):
                 self.counters.expired += 1
@@ -346,6 +342,9 @@ class Core(EventTable[ev.Effect]):
             seen.add(identity)
             if watch is not None:
                 channel = watch(channel, record, body, self._unix_ms())
+            if flags & LOAD_TEST:
+                self._queue_load_test(channel, record)
+                continue
             dirty[channel] = None
             if channel.packets:
                 channel.pending_packets.append(publish_packet(channel.head, body))
@@ -536,7 +535,10 @@ class Core(EventTable[ev.Effect]):
         for channel, record, body in turn.deliver:
             if record[FLAGS_AT] & Flag.TRACED:
                 self.traces.take(channel, record)
-            self.fan_out.queue(channel, record, body)
+            if record[FLAGS_AT] & LOAD_TEST:
+                self._queue_load_test(channel, record)
+            else:
+                self.fan_out.queue(channel, record, body)
         counters = self.counters
         counters.signals_delivered += len(turn.deliver)
         counters.signals_repeated += turn.repeated

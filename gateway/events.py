@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 from cluster.core.contract import EndOfTurn, RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.map.updates import Update
+from cluster.mqtt.events import Wanted as Wanted
+from cluster.mqtt.outbound import Delivery as Delivery
 from cluster.wills.will import WillMessage
 from cluster.wire.v1 import control_pb2
 from gateway.mail.run import MailRun
@@ -81,19 +83,6 @@ class Closed:
 
     connection: int
     reason: int
-
-
-class Wanted(NamedTuple):
-    """A filter that a client subscribes to, with its options, as in MQTT 5."""
-
-    filter: str
-    qos: int = 0
-    no_local: bool = False
-    retain_as_published: bool = False
-    retain_handling: int = 0
-    """Retained messages are sent 0: always, 1: if the subscription is new, 2: never. Subscribers of records get none."""
-    identifier: int = 0
-    """0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,23 +404,6 @@ class Deliver:
     data: bytes
     count: int
     paced: bool = False
-
-
-class Delivery(NamedTuple):
-    """A message for one MQTT connection that cannot share its bytes with others."""
-
-    record: bytes
-    """The whole record."""
-    topic: bytes
-    """UTF-8 name."""
-    qos: int
-    """The lower one of those published and granted."""
-    retain: bool
-    identifiers: tuple[int, ...]
-    expires_at_ms: int
-    """Unix milliseconds; 0: it does not expire."""
-    shared: int = 0
-    """Number to acknowledge it by, if it is of a shared subscription and has QoS 1 or 2: `SharedAcknowledged`; 0 otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from gateway.client_listeners import ClientListeners
 from gateway.clients.clients import Clients
 from gateway.clients.publishing import ConfirmedPublishers
 from gateway.clients.revoking import revoke
+from gateway.clients.sessions import sessions
 from gateway.core import Core
 from gateway.delivery.signal_table import SharedTable, folder_name, open_table
 from gateway.delivery.signals import SignalTable
@@ -95,6 +96,15 @@ class Service(RoleShell):
                 context.log.warning(TICKET_KEYS_READABLE, path=context.cluster.ticket_key_dir)
         self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN))
         self._publishers = ConfirmedPublishers(self._vrooms, self._runner.step)
+        self._retained = RetainedClient(
+            view=lambda: context.view,
+            state=context.links.state,
+            topics=TopicRooms(context.cluster.topic_rooms),
+            step=self._runner.step,
+            takes_more=self._takes_more,
+            log=context.log,
+            tls=context.tls,
+        )
         topics, largest = TopicRooms(context.cluster.topic_rooms), context.cluster.max_record_bytes
         self._wills = WillPublisher(context.now, self._publishers, topics, self._vrooms, largest, self._retained)
         self.run(self._wills.runner)
@@ -327,6 +337,13 @@ class Service(RoleShell):
 
     # Inside.
 
+    def _reach(self, view: View) -> None:
+        """Heartbeat routers, relays and proxies; brokers while they must know which messages of shared subscriptions were taken."""
+        self._reaches_brokers = self._core is not None and bool(self._core.index.groups)
+        roles = ("router", "relay", "proxy", *(("broker",) if self._reaches_brokers else ()))
+        nodes = [node for role in roles for node in view.of_role(role)]
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.stream_port) for node in nodes)
+
     def _step(self, event: ev.Event | ev.SetWill | ev.EndWill) -> None:
         """Give an event of clients to the core that it is for."""
         kind = type(event)
@@ -412,6 +429,7 @@ class Service(RoleShell):
         samples |= self._guard.samples() if self._guard is not None else {}
         samples |= self._tickets.samples() if self._tickets is not None else {}
         samples |= self._mail.samples()
+        samples |= self._retained.samples()
         samples |= self._wills.samples()
         if core is not None:
             samples |= totals(core.counters)

@@ -244,6 +244,16 @@ class Core:
         self._waiting_bytes += write.size
         self._turn.append((write, (en.BLOCK, en.encode_block(event.sender, event.block))))
 
+    def _begin_epoch(self, block: Block, epoch: int) -> None:
+        """A group that did not know the writer's epoch learns it before its first block."""
+        payload = en.encode_fence(block.topic, block.writer, epoch)
+        self._writes.fence(block.topic, block.writer, epoch)
+        self._turn.append((_Request(-1, en.FENCE, payload), (en.FENCE, payload)))
+
+    def _park(self, block: Block, event: ev.WriteRequested, now: float) -> bool:
+        """Let a block wait: its part may be a child whose parent has just been sealed."""
+        return block.topic in self._state.topics and self._writes.parked.park(en.part_id(block.topic, block.part), event, now)
+
     def _check_store(self, block: Block, level: Level) -> None:
         topic = self._state.topics.get(block.topic)
         if topic is not None:
@@ -481,6 +491,8 @@ class Core:
                 channels.sealed(en.decode_seal(payload)[0], out)
             case en.OPEN:
                 self._ask_soon(now)
+                for event in self._writes.parked.take(en.Opening.decode(payload).part):
+                    self._on_write(event, now, out)
             case en.TRIM | en.LOST | en.COMPACT:
                 part = en.part_of(payload)
                 channels.grew(part)

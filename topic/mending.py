@@ -166,6 +166,9 @@ class Mending:
             return False
         if not isinstance(stored := await self._from_store(part, gap), Answer):
             return await self._fill(part, gap, stored)
+        log = self._group.store.logs.get(part)
+        if log is not None and state.flags & Flag.HOLE:  # replicas may have it in other blocks
+            gap = Gap(max(await asyncio.to_thread(log.begin_of, gap.low), state.first), gap.high)
         answers = list[Answer]()
         for node in self._others():
             found = await self._ask(node, part, gap)

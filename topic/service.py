@@ -85,6 +85,7 @@ class Service(StoreShell):
         self._writes = Writes(self, context.turn, options.writer_window_bytes)
         self._members = Members(self, context.turn, self.spawn)
         self._reads, self._retention, self._rates = Reads(self, self._offload.describe), Retention(self), Rates()
+        self._compaction = Compaction(self)
         self._parents = Parents(context, self)
         self._requests: dict[int, asyncio.Future[object]] = {}
         self._numbers = itertools.count(1)

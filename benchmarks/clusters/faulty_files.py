@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from fsspec import AbstractFileSystem, register_implementation
 from fsspec.implementations.local import LocalFileSystem
+
 from tests.support.forked_pixiu import FORKED_IMPORT
 
 VARIABLE = "PIXIU_FAULTY_FILES"

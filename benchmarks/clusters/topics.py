@@ -10,13 +10,16 @@ members of two channels, `any` and `ordered`, are processes of their own (`topic
     resize   while messages flow: 4 → 16 → 4 parts, and a move of every part
     holes    a leader is killed while a channel has a hole at every second of its messages
     scale    so many parts and channels in one process
+    delays   so many messages that are not due, others behind them that are, and a kill of their leader
+    filters  a channel of which a filter wants 1 %, beside one without
     store    writers while the object store fails for N minutes, and is away for N minutes; what it has is read (needs fsspec)
 
 Estimate: nothing confirmed is lost, nothing acknowledged comes again, and each key is in order; a slot pauses for two commits, a
 write to the registry and a description: 50 ms on two free cores.
 
-    python -m benchmarks.clusters.topics [--what faults,resize,holes,scale,store] [--rounds 40] [--seed 1] [--rate 20000]
-        [--messages 2000000] [--parts 1000] [--channels 1000] [--minutes 10] [--store-rate 500] [--keep DIR] [--json]
+    python -m benchmarks.clusters.topics [--what faults,resize,holes,scale,delays,filters,store] [--rounds 40] [--victims 1]
+        [--power] [--seed 1] [--rate 20000] [--keys 16] [--messages 2000000] [--parts 1000] [--channels 1000] [--delayed 10000000]
+        [--filtered 1000000] [--minutes 10] [--store-rate 500] [--keep DIR] [--json]
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 import pixiu
-from benchmarks.clusters import topic_scale, topic_store
+from benchmarks.clusters import power, topic_scale, topic_store
 from benchmarks.clusters.growth import folder_of, say
 from tests.history.topics import CONFIRMED, GIVEN, Note, Stored, Verdict, judge, parse
 from tests.support.cluster import LocalCluster, running_cluster
@@ -399,7 +402,10 @@ def _pauses(notes: Sequence[Note], span: tuple[int, int], keys: int) -> dict[str
     return figures
 
 
-RUNS = {"faults": faults, "resize": resize, "holes": topic_scale.holes, "scale": topic_scale.scale, "store": topic_store.store}
+RUNS = {
+    "faults": faults, "resize": resize, "holes": topic_scale.holes, "scale": topic_scale.scale, "delays": topic_scale.delays,
+    "filters": topic_scale.filters, "store": topic_store.store,
+}  # fmt: skip
 
 
 def main() -> int:
@@ -418,6 +424,8 @@ def main() -> int:
     parser.add_argument("--messages", type=int, default=2_000_000, help="holes")
     parser.add_argument("--parts", type=int, default=1_000, help="scale")
     parser.add_argument("--channels", type=int, default=1_000, help="scale")
+    parser.add_argument("--delayed", type=int, default=10_000_000, help="delays: messages that are not due")
+    parser.add_argument("--filtered", type=int, default=1_000_000, help="filters: messages")
     parser.add_argument("--minutes", type=float, default=10.0, help="store: of each phase")
     parser.add_argument("--store-rate", type=float, default=500.0, help="store: messages of 1,000 bytes a second")
     parser.add_argument("--keep", default="", help="keep logs and notes in this folder")

@@ -18,7 +18,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,6 @@ from cluster.access.callback import Callback, Decider, Question, Unanswered
 from cluster.access.decisions import Remembered
 from cluster.access.files import Files, Proof, Stamp, stamp_of
 from cluster.access.kicks import kick_of
-from cluster.access.revocations import Revocation
 from cluster.access.rules import NOTHING, SUBSCRIBE, Permissions, RuleSet, Target, name_of, topic_of
 from cluster.access.settings import AccessSettings, Quota
 from cluster.access.visits import Visits
@@ -59,8 +58,8 @@ ACCESS_FILE_READ: Final = "access_file_read"
 ACCESS_FILE_WRONG: Final = "access_file_wrong"
 
 
-def _none(_revocation: Revocation) -> list[str]:
-    return []
+def _nothing(_filters: Sequence[str], _why: str) -> None:
+    pass
 
 
 class LoginSession:
@@ -80,8 +79,10 @@ class LoginSession:
         self._permissions, self._as_of = permissions, guard.as_of
         self.rules_changed: Callable[[], None] = lambda: None
         """Called after the rules have changed: subscriptions and inboxes must still be allowed."""
-        self.revoked: Callable[[Revocation], list[str]] = _none
-        """Ends the subscriptions that a revocation covers. Returns their topics."""
+        self.filters: Callable[[], Sequence[str]] = tuple
+        """Returns the filters that the client is subscribed to."""
+        self.revoked: Callable[[Sequence[str], str], None] = _nothing
+        """Ends subscriptions, for a reason in words."""
         self.client_id = ""
         self._guard = guard
         self._timer: asyncio.TimerHandle | None = None

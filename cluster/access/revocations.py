@@ -14,6 +14,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from cluster.access.rules import overlaps
 from cluster.trust.identity import Identity
 from pixiu.errors import InvalidArgument
 from pixiu.placement.topics import is_filter
@@ -50,6 +51,12 @@ class Revocation:
         if topic.startswith("$share/"):
             topic = topic.split("/", 2)[-1]
         return topic == self.filter or _covers(self.filter.split("/"), topic.split("/"))
+
+    def concerns(self, topic: str) -> bool:
+        """True if a subscription to this topic or filter gets something of what is revoked."""
+        if topic.startswith("$share/"):
+            topic = topic.split("/", 2)[-1]
+        return overlaps(topic.split("/"), self.filter.split("/"), {})
 
     def text(self) -> str:
         """The request in the registry's form."""

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from cluster.mqtt.packets import Publish, Will
+from cluster.mqtt.packets import Connect, Publish, Reason
+from cluster.mqtt.reason_codes import ReasonCode
+from cluster.mqtt.terms import Terms
 from pixiu.ids import UIN, RoomID
 from pixiu.placement.topics import TopicRefusal
 
@@ -145,10 +147,8 @@ class Connected:
     """Begin the session. Its CONNACK is the next effect."""
 
     client_id: str
-    user_name: str | None
-    clean_session: bool
-    keep_alive_s: int
-    will: Will | None = None
+    connect: Connect
+    terms: Terms
 
 
 class PublishMessages(NamedTuple):

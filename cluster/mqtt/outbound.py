@@ -40,8 +40,8 @@ _MAIL: Final = 4
 _STATE_BITS: Final = 3
 
 
-class Outgoing(NamedTuple):
-    """A message for one client. Source: `gateway.events.Delivery`, which has the same fields."""
+class Delivery(NamedTuple):
+    """A message for one client that cannot share its bytes with others."""
 
     record: bytes
     """The whole record, which has been checked."""
@@ -52,9 +52,9 @@ class Outgoing(NamedTuple):
     retain: bool
     identifiers: tuple[int, ...] = ()
     expires_at_ms: int = 0
-    """Unix milliseconds; 0: never."""
+    """End of the record's lifetime, Unix milliseconds; 0: it has none. The message's own expiry is in its properties."""
     shared: int = 0
-    """Number to report when a message of a shared subscription is acknowledged; 0: none."""
+    """Number to acknowledge it by, if it is of a shared subscription and has QoS 1 or 2: `SharedAcknowledged`; 0 otherwise."""
 
 
 @dataclass(slots=True)
@@ -82,9 +82,9 @@ class Outbound:
 
     def __init__(self, terms: Terms, max_bytes: int, counters: OutboundCounters) -> None:
         self._terms, self._max_bytes, self._counters = terms, max_bytes, counters
-        self._waiting: deque[tuple[int, Outgoing]] = deque()
+        self._waiting: deque[tuple[int, Delivery]] = deque()
         """(place among all, message) of QoS 1 and 2."""
-        self._plain: deque[tuple[int, Outgoing]] = deque()
+        self._plain: deque[tuple[int, Delivery]] = deque()
         """Of QoS 0."""
         self._mails: deque[tuple[int, bytes]] = deque()
         """(packet identifier, packet) of mail that the client's receive maximum holds back."""
@@ -121,7 +121,7 @@ class Outbound:
         space = len(self._flight) < self._terms.receive_maximum
         return space and bool(self._mails or (self._waiting and len(self._flight) < self._terms.window))
 
-    def put(self, messages: Iterable[Outgoing]) -> bool:
+    def put(self, messages: Iterable[Delivery]) -> bool:
         """Have messages wait. False if more bytes of QoS 1 and 2 wait than may: the connection must end."""
         for message in messages:
             self._number += 1
@@ -171,6 +171,8 @@ class Outbound:
         record, topic, qos, retain, identifiers, expires_at_ms, shared = message
         terms, counters = self._terms, self._counters
         bounds = body_bounds(record)
+        carried = carried_by(record)
+        expires_at_ms = carried.expires_at_ms or expires_at_ms
         if bounds is None or (expires_at_ms and expires_at_ms <= now_ms):
             counters.outbound_expired += 1
             return b""
@@ -183,7 +185,6 @@ class Outbound:
                 known = topic in self._aliases
                 alias = self._alias(topic)
                 prefix = b"\0\0" if known else prefix
-            carried = carried_by(record)
             properties = encoded(carried._replace(expires_at_ms=expires_at_ms), now_ms, identifiers, alias)
         packet_id = self._free_id() if qos else 0
         packet = encode_publish_parts(prefix, record[begin:end], qos, packet_id, retain=retain, properties=properties)
@@ -250,7 +251,7 @@ class Outbound:
         return value >> _STATE_BITS
 
 
-def _size_of(message: Outgoing) -> int:
+def _size_of(message: Delivery) -> int:
     return len(message.record) + len(message.topic) + ENTRY_BYTES
 
 

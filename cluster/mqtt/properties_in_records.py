@@ -1,12 +1,23 @@
 """QoS, RETAIN and properties of an MQTT publisher in the record of its message: in the header, and as headers. Pure.
 
-Source: docs/protocol.md, "Record".
+    user properties     the headers of their names; all of them in `mqtt-user-properties` if they do not fit: names that repeat, or
+                        that are not those of headers
+    other properties    headers that begin with `mqtt-`
+    message expiry      the time at which it is over, Unix milliseconds; the record's lifetime is rounded up to minutes
+
+A message without properties has no extension. The record of an application that uses the SDK has QoS 1, and its headers are user
+properties.
+
+Source: docs/mqtt.md, "Properties"; docs/protocol.md, "Headers".
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from cluster.mqtt.packets import PacketType, Properties
 from cluster.mqtt.properties import Property, encode_properties, number
@@ -14,20 +25,53 @@ from pixiu.errors import InvalidArgument
 from pixiu.wire.headers import MAX_HEADER_NAME_BYTES, MAX_HEADERS, decode_headers, encode_headers
 from pixiu.wire.record import EXTENSION_AT, HEADER_SIZE, ORIGIN_AT, QOS_SHIFT, RETAIN
 
-QOS: Final = "mqtt-qos"
-RETAIN: Final = "mqtt-retain"
+PREFIX: Final = "mqtt-"
+"""Of header names that are not user properties."""
+CONTENT_TYPE: Final = "mqtt-content-type"
+RESPONSE_TOPIC: Final = "mqtt-response-topic"
+CORRELATION_DATA: Final = "mqtt-correlation-data"
+"""Base64."""
+PAYLOAD_UTF8: Final = "mqtt-payload-utf8"
+EXPIRES_MS: Final = "mqtt-expires-ms"
+USER_PROPERTIES: Final = "mqtt-user-properties"
+"""JSON: a list of pairs."""
+RESERVED: Final = 6
+"""Number of these headers."""
 SDK_QOS: Final = 1
+"""QoS of a record whose publisher did not use MQTT."""
+MAX_LIFETIME_MIN: Final = 0xFFFF
+CACHED_EXTENSIONS: Final = 1024
+CACHED_EXTENSION_BYTES: Final = 512
+"""Longest extension whose properties are cached."""
+_NO_PROPERTIES: Final = b"\0"
+
+
+class Carried(NamedTuple):
+    """The properties of a message in its record."""
+
+    properties: Properties | None
+    """Those that a receiver gets, without message expiry."""
+    expires_at_ms: int
+    """Unix milliseconds; 0: never."""
+
+
+NOTHING: Final = Carried(None, 0)
+
+
+def origin_of(qos: int, *, retain: bool) -> int:
+    """Bits of a record's origin for a message that was published by MQTT."""
+    return (qos + 1) << QOS_SHIFT | (RETAIN if retain else 0)
 
 
 def qos_of(record: bytes) -> int:
-    """QoS with which a record was published; those of the SDK count as QoS 1."""
-    found = _headers(record).get(QOS)
-    return int(found) if isinstance(found, str) and found in ("0", "1", "2") else SDK_QOS
+    """QoS with which a record was published."""
+    qos = record[ORIGIN_AT] >> QOS_SHIFT
+    return qos - 1 if qos else SDK_QOS
 
 
 def retain_of(record: bytes) -> bool:
     """True if a record was published with RETAIN."""
-    return RETAIN in _headers(record)
+    return bool(record[ORIGIN_AT] & RETAIN)
 
 
 def lifetime_min_of(properties: Properties | None) -> int:
@@ -82,6 +126,8 @@ def _are_headers(user: list[tuple[str, str]]) -> bool:
 def carried_by(record: bytes) -> Carried:
     """Find the properties of a record's message. Never raises: what is not understood is left out."""
     size = record[EXTENSION_AT] | record[EXTENSION_AT + 1] << 8
+    if not size:
+        return NOTHING
     extension = record[HEADER_SIZE : HEADER_SIZE + size]
     return _remembered(extension) if size <= CACHED_EXTENSION_BYTES else _carried(extension)
 
@@ -134,7 +180,25 @@ def _carried(extension: bytes) -> Carried:
     if user:
         found[Property.USER] = tuple(user)
     try:
-        found = json.loads(extension)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        encode_properties(found, PacketType.PUBLISH)
+    except InvalidArgument:  # headers of an application that MQTT cannot carry
+        return Carried(None, expires_at_ms)
+    return Carried(found or None, expires_at_ms)
+
+
+_remembered = lru_cache(CACHED_EXTENSIONS)(_carried)
+_TEXTS: Final = {CONTENT_TYPE: Property.CONTENT_TYPE, RESPONSE_TOPIC: Property.RESPONSE_TOPIC}
+
+
+def _pairs(value: str) -> list[tuple[str, str]]:
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(found, list):
+        return []
+    return [
+        (one[0], one[1])
+        for one in found
+        if isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], str)
+    ]

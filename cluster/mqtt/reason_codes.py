@@ -89,6 +89,7 @@ _RETURN_CODES: Final = {
     ReasonCode.BAD_AUTHENTICATION_METHOD: 4,
     ReasonCode.NOT_AUTHORISED: 5,
     ReasonCode.BANNED: 5,
+    ReasonCode.TOPIC_NAME_INVALID: 5,
 }
 
 

@@ -6,14 +6,9 @@ drawn from it.
 
 Promises to stock clients, and the choices that MQTT leaves open (docs/mqtt.md has all of them):
 
-- *Will*: the shell keeps it, and publishes it unless the client disconnects; the shell refuses a CONNECT whose will the client
-  may not publish.
-- *Clean session off* is accepted with session present 0: a session ends with its connection. Departs from [MQTT-3.1.2-4] because
-  sessions are not stored yet; the 0 tells the client.
-- *Subscriptions*: `room/{RoomID}` and free topics without wildcards are granted QoS 0, and so is the client's own
-  `user/{UIN}` by the shell; another user's, `$…`, wildcards and names of more than 4,096 characters get 0x80. SUBACK waits for
-  the whole cluster: a message published after it is delivered. With clean session off and QoS 1 `user/{UIN}` takes the user's
-  mail, too.
+- *Sessions end with their connection*: session present is 0, and a client of MQTT 5 that asks for more gets session expiry 0.
+  Departs from [MQTT-3.1.2-4]; the 0 tells the client. Mail is the exception: a client that asks for a session that is kept (clean
+  session off, or a session expiry above 0) and subscribes to its own `user/{UIN}` with QoS 1 takes the user's mail, too.
 - *Mail* goes out with QoS 1 and a packet identifier made of its place in the inbox (`cluster.mqtt.mail`). PUBACKs may come in any
   order; mail without one is sent again on the next connection, with DUP. A lane without any PUBACK for `puback_timeout_s` closes
   the connection. A PUBACK that nothing waits for is ignored.

@@ -163,6 +163,11 @@ class Subscriptions:
         self._left = codes if more else None
         return left, codes
 
+    def revoke(self, names: Sequence[str]) -> None:
+        """Remove filters that the client may not have any more."""
+        for name in names:
+            self._forget(name)
+
     def _has_space_for(self, name: str) -> bool:
         if name in self.filters:
             return True

@@ -12,6 +12,8 @@
          26 SEEK      u64 channel, u64 part, u64 offset
          32 FENCE     u64 topic, u64 writer, u64 epoch: who writes under this name with a lower one writes no more
          27 RESEND    u64 channel, u64 part, u32 offsets, 0 for all dead letters, then each u64
+         30 COMPACT   u64 part, u32 ranges, then each u64 low, u64 high: offsets whose messages go; then 16 bytes for each
+                      deleted key that is to be forgotten, its digest
          28 UPLOADED  29 REMOVED   JSON: objects of a part that are in the store, and no longer
 
 A part is named by its topic and its number: `part_id`. Numbers in an entry are little-endian.
@@ -45,6 +47,8 @@ TOPIC: Final = 24
 DROP: Final = 25
 SEEK: Final = 26
 RESEND: Final = 27
+FENCE: Final = 32
+COMPACT: Final = 30
 UPLOADED: Final = 28
 REMOVED: Final = 29
 ADMIN_KINDS: Final = frozenset({OPEN, SEAL, CHANNEL, TRIM, TOPIC, DROP})
@@ -144,6 +148,10 @@ class TopicSettings(NamedTuple):
     """Messages that the topic takes in a second, each part by its share of the slots; 0: no limit."""
     bytes_per_s: int = 0
     """Bytes of blocks, likewise."""
+    read_messages_per_s: int = 0
+    """Messages that the topic gives in a second to all members and readers, each part by its share of the slots; 0: no limit."""
+    read_bytes_per_s: int = 0
+    """Bytes of messages, likewise."""
     retain_acknowledged: int = 0
     """1: what all channels have acknowledged may be dropped; 0: only the other limits drop anything."""
     compact: int = 0
@@ -354,6 +362,34 @@ def decode_resend(payload: bytes) -> tuple[int, int, list[int]]:
     return channel, part, [offset for (offset,) in _U64.iter_unpack(payload[_RESEND.size :])]
 
 
+class Compaction(NamedTuple):
+    """Messages of a part that are superseded."""
+
+    part: int
+    ranges: Sequence[tuple[int, int]]
+    """Offsets [low, high), rising."""
+    digests: Sequence[bytes] = ()
+    """Of deleted keys that are to be forgotten."""
+
+    def encode(self) -> bytes:
+        """The payload of its entry."""
+        return b"".join((_COMPACT.pack(self.part, len(self.ranges)), *(_RANGE.pack(*each) for each in self.ranges), *self.digests))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Compaction:
+        """The messages in a payload. Raises MalformedData."""
+        if len(data) < _COMPACT.size:
+            raise MalformedData("a compaction is too short")
+        part, count = _COMPACT.unpack_from(data)
+        at = _COMPACT.size + count * _RANGE.size
+        ranges = list(_RANGE.iter_unpack(data[_COMPACT.size : at])) if at <= len(data) else []
+        if len(ranges) != count or (len(data) - at) % DIGEST_BYTES:
+            raise MalformedData("a compaction does not have the size that it says")
+        if any(low >= high for low, high in ranges) or any(one[1] >= other[0] for one, other in pairwise(ranges)):
+            raise MalformedData("the ranges of a compaction do not rise")
+        return cls(part, ranges, [data[place : place + DIGEST_BYTES] for place in range(at, len(data), DIGEST_BYTES)])
+
+
 def encode_objects(part: int, objects: Sequence[StoredObject]) -> bytes:
     """The payload of an entry on objects of a part: UPLOADED, they are in the store; REMOVED, they are there no longer."""
     return _json({"part": part, "objects": objects})
@@ -386,6 +422,7 @@ def _numbers_of(kind: int, found: Any) -> Iterator[tuple[object, int]]:
     """Numbers of an entry in JSON, each with the bits that the state has for it."""
     if kind == TOPIC:
         yield from ((found.topic, 32), (found.retention_s, 64), (found.retention_bytes, 64), (found.version, 64))
+        yield from ((found.retain_acknowledged, 1), (found.compact, 32))
     elif kind in (UPLOADED, REMOVED):
         yield found[0], 64
         yield from ((number, 64) for each in found[1] for number in each[:-1])
@@ -407,8 +444,8 @@ def _numbers_of(kind: int, found: Any) -> Iterator[tuple[object, int]]:
 
 _DECODE: Final[dict[int, Callable[[bytes], object]]] = {
     OPEN: Opening.decode, SEAL: decode_seal, CHANNEL: ChannelSettings.decode, TRIM: decode_trim, LOST: decode_lost,
-    TOPIC: TopicSettings.decode, DROP: decode_drop, SEEK: decode_seek, RESEND: decode_resend,
-    UPLOADED: decode_objects, REMOVED: decode_objects,
+    TOPIC: TopicSettings.decode, DROP: decode_drop, SEEK: decode_seek, RESEND: decode_resend, FENCE: decode_fence,
+    COMPACT: Compaction.decode, UPLOADED: decode_objects, REMOVED: decode_objects,
 }  # fmt: skip
 _HINTS: Final = {kind: get_type_hints(kind) for kind in (TopicSettings, ChannelSettings)}
 

@@ -19,7 +19,7 @@ from cluster.wills.will import MAX_PAYLOAD_BYTES
 from pixiu.errors import Draining, InvalidArgument, NotAllowed, NotAuthenticated, Overloaded, PixiuError, RecordTooLarge
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
-from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, TopicRefusal, destination
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, Filter, TopicRefusal, destination, parse_filter, user_of_topic
 
 
 def credentials_of(connect: Connect, address: str, certificate: bytes) -> Credentials:
@@ -47,6 +47,7 @@ def code_of(error: PixiuError) -> ReasonCode:
 _CONNACK_CODES = {
     RecordTooLarge: ReasonCode.PACKET_TOO_LARGE,  # of a will
     NotAllowed: ReasonCode.NOT_AUTHORISED,
+    InvalidArgument: ReasonCode.TOPIC_NAME_INVALID,  # of a will
     NotAuthenticated: ReasonCode.BAD_USER_NAME_OR_PASSWORD,
     Overloaded: ReasonCode.SERVER_BUSY,
     Draining: ReasonCode.USE_ANOTHER_SERVER,
@@ -111,11 +112,11 @@ def foresee_will(access: LoginSession, will: Will, topics: TopicRooms, vrooms: V
     return access.must_ask
 
 
-def foresee_subscribe(access: LoginSession, uin: int, filters: Iterable[tuple[str, int]]) -> bool:
-    """True if a callback must be asked before an MQTT client may subscribe to these: (topic, room or user)."""
-    for topic, key in filters:
-        access.foresee(SUBSCRIBE, target_of(key, topic))
-        if topic.startswith(USER_PREFIX) and key == uin:
+def foresee_subscribe(access: LoginSession, uin: int, filters: Iterable[str]) -> bool:
+    """True if a callback must be asked before an MQTT client may subscribe to these filters."""
+    for name in filters:
+        access.foresee(SUBSCRIBE, target_of_filter(name))
+        if user_of_topic(name) == uin:
             access.foresee(INBOX, of_user(uin))
     return access.must_ask
 

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from cluster.access.login_guard import LoginGuard, LoginSession
@@ -23,8 +23,9 @@ from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.core.role import totals
 from cluster.core.turn import Newcomers, PacedLine, Turn
 from cluster.mqtt.events import CloseReason
+from cluster.mqtt.outbound import OutboundCounters
 from cluster.mqtt.packets import Will
-from cluster.mqtt.server import SessionLimits
+from cluster.mqtt.terms import SessionLimits
 from cluster.trust.identity import Credentials, Identity
 from cluster.wills.will import MAX_DELAY_MS, WillMessage
 from cluster.wire.v1 import control_pb2
@@ -41,7 +42,7 @@ from gateway.clients.slow_consumers import SlowConsumers
 from gateway.mail.queue import MailQueue
 from gateway.mail.run import MailRun
 from gateway.options import Options
-from pixiu.errors import Draining, Overloaded
+from pixiu.errors import Draining, NotServed, Overloaded, PixiuError
 from pixiu.ids import EndpointID, SnowflakeID, device_of_name
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
@@ -164,6 +165,21 @@ class ClientSession(ABC):
         patient = self._backlog.put(data, count, self._clients.slow_consumers.now())
         self._clients.counters.slow_consumer_dropped += self._backlog.dropped - before
         return patient
+
+
+class Retainer(Protocol):
+    """Retains messages; see `gateway.retained.client.RetainedClient`."""
+
+    def retain(self, record: bytes, topic: str, done: Callable[[PixiuError | None], None]) -> None:
+        """Retain a published record, or clear its topic if its payload is empty; `done` is called once."""
+
+
+class NoRetainer:
+    """Refuses retained messages, where nothing keeps them."""
+
+    def retain(self, record: bytes, topic: str, done: Callable[[PixiuError | None], None]) -> None:
+        """Refuse."""
+        done(NotServed("this gateway keeps no retained messages"))
 
 
 class WithWill(Protocol):
@@ -389,10 +405,6 @@ class Clients:
         self.step(
             ev.Opened(connection.id, uin, connection.dialect, device, device_class, wall_ms, login, name, exact, credit)
         )  # fmt: skip
-
-    def retain(self, record: bytes, topic: str, done: Callable[[PixiuError | None], None]) -> None:
-        """Keep a message as the retained one of its topic; `done` is called once, with None if it is kept."""
-        done(None)
 
     def set_will(self, connection: WithWill, will: Will | None, delay_s: float, extension: bytes = b"") -> None:
         """Keep the will of an identified client, in place of what it had; `gateway.clients.access.check_will` has approved it.

@@ -16,7 +16,7 @@ import grpc.aio
 
 from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.access.logins import address_of, brought
-from cluster.access.revocations import Revocation
+from cluster.access.rules import of_topic_name
 from cluster.core.reading_gate import Hold
 from cluster.core.turn import SMALL_READ_BYTES
 from cluster.listeners.request_limits import MAX_NAMES
@@ -30,7 +30,7 @@ from gateway.mail.queue import OVERRUN, acknowledged_ranges
 from gateway.mail.run import MailRun
 from pixiu.errors import InvalidArgument, LimitError, LoginReplaced, NotAllowed, NotServed, Overloaded, PixiuError
 from pixiu.ids import MAX_DEVICE, MAX_ID, MAX_ROOM, device_class_of_name, device_of_name, uin_of_name
-from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, room_of_topic
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, TopicRefusal, parse_filter
 from pixiu.rpc.duplex import Carrier, Duplex
 from pixiu.rpc.grpc_streams import PUSHBACK, GrpcHandler
 from pixiu.rpc.status import GRPC_STATUS
@@ -182,12 +182,11 @@ class _Stream(ClientSession):
         found = [name for name in filters if not name.startswith(USER_PREFIX)]
         user = len(found) < len(filters)
         self.channels.difference_update(found)
-        self._clients.step(ev.Leave(self.id, list(found), user, user and self.mail))
+        self._clients.step(ev.Leave(self.id, found, user, user and self.mail))
         self.chat, self.mail = self.chat and not user, self.mail and not user
-        rooms = [room for room, topic in found if topic is None]
-        topics = [name for (_, topic), name in found.items() if topic is not None] + ([own] if user else [])
-        self.reply(wire_pb2.SubscribeReply(revoked_rooms=rooms, revoked_topics=topics, error_text=revocation.reason))
-        return [*found.values(), *([own] if user else [])]
+        rooms = {name: room for name in found if isinstance(room := of_topic_name(name), int)}
+        topics = [name for name in filters if name not in rooms]
+        self.reply(wire_pb2.SubscribeReply(revoked_rooms=rooms.values(), revoked_topics=topics, error_text=why))
 
     def replaced(self, moved: bool) -> None:
         """Notify the client, and end the stream."""
@@ -497,7 +496,7 @@ async def _log_in(
         identity = await tickets.admit(credentials, identity)
     access = open_user(guard, identity, credentials.address, client, stream.login_over)
     access.rules_changed = stream.rules_changed
-    access.revoked = stream.revoke
+    access.filters, access.revoked = stream.filters, stream.revoked
     await access.charge_call()
     return access
 
@@ -550,9 +549,12 @@ def _channels(rooms: Iterable[int], topics: Iterable[str], clients: Clients) -> 
     return found
 
 
-def _name(channel: tuple[int, bytes | None]) -> str:
-    room, topic = channel
-    return f"{ROOM_PREFIX}{room}" if topic is None else topic.decode()
+def _outside_vrooms(room: int, clients: Clients) -> str:
+    """Name of a room. Raises `InvalidArgument` for a VRoom."""
+    if clients.vrooms.is_vroom(room):
+        big = clients.vrooms.shown(room)
+        raise InvalidArgument(f"{room} is the number of a VRoom, which cannot be joined; join the big room {big}")
+    return f"{ROOM_PREFIX}{room}"
 
 
 def _names(request: wire_pb2.SubscribeRequest) -> int:

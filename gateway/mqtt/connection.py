@@ -275,6 +275,11 @@ class MQTTConnection(ClientSession):
         if self._session is not None:
             self._perform(self._session.deliver(messages, self._clients.now(), time.time_ns() // 1_000_000))
 
+    def takes_more(self) -> bool:
+        """True if nothing waits for the client to read or to acknowledge."""
+        session = self._session
+        return session is not None and not self._paused and not self._backlog and not session.outbound_bytes
+
     def flush(self) -> None:
         """Write the answers and deliveries of this turn."""
         if self._published is not None:
@@ -328,9 +333,10 @@ class MQTTConnection(ClientSession):
         """Its filters; None: the session is over."""
         return self._session.subscriptions.filters if self._session is not None else None
 
-    def forget(self, names: Sequence[str]) -> list[tuple[str, RoomID | UIN]]:
-        """Remove filters that the client may not have any more. Returns those that were there, with their rooms."""
-        return self._session.subscriptions.leave(names) if self._session is not None else []
+    def forget(self, names: Sequence[str]) -> None:
+        """Remove filters that the client may not have any more."""
+        if self._session is not None:
+            self._session.subscriptions.revoke(names)
 
     def passed(self, size: int) -> None:
         """Note that `size` bytes of QoS 0 that it published are no longer in flight."""
@@ -385,49 +391,8 @@ class MQTTConnection(ClientSession):
             self._timer.cancel()
         self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self.admitted, code)
 
-    def _check_will(self, connect: Connect) -> None:
-        if connect.will is not None:
-            check_will(self.access, connect.will, self._clients.topics, self._clients.vrooms)
-
-    async def _ask_about_will(self, access: LoginSession, connect: Connect) -> None:
-        if connect.will is not None and foresee_will(access, connect.will, self._clients.topics, self._clients.vrooms):
-            await access.ask()
-        self._check_will(connect)
-
-    def _log_in(self, guard: LoginGuard, connect: Connect) -> ReasonCode | None:
-        """Ask the guard. Returns None if it answers later."""
-        assert self._transport is not None
-        address = host_of(self._transport)
-        encrypted: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
-        shown = encrypted.getpeercert(binary_form=True) if encrypted is not None else None
-        credentials = credentials_of(connect, address, shown or b"")
-        try:
-            identity = guard.check_now(credentials)
-            if identity is None or self._clients.tickets is not None or connect.will is not None:
-                task = self._loop.create_task(self._log_in_later(guard, credentials, identity, connect))
-                self._logging_in = task
-                return None
-            self.access = open_user(guard, identity, address, connect.client_id, self._login_over)
-        except PixiuError as error:
-            return code_of(error)
-        return ReasonCode.SUCCESS
-
-    async def _log_in_later(self, guard: LoginGuard, credentials: Credentials, identity: Identity | None, connect: Connect) -> None:
-        code = ReasonCode.SUCCESS
-        try:
-            if identity is None:
-                identity = await guard.check(credentials)
-            if self._clients.tickets is not None:
-                identity = await self._clients.tickets.admit(credentials, identity)
-            if self._session is None:
-                return  # gone meanwhile
-            self.access = open_user(guard, identity, credentials.address, credentials.client_id, self._login_over)
-            await self._ask_about_will(self.access, connect)
-        except PixiuError as error:
-            code = code_of(error)
-        self._admitted(code)
-
-    def _admitted(self, code: ReasonCode) -> None:
+    def admitted(self, code: ReasonCode) -> None:
+        """Answer a CONNECT about which the decision took time."""
         if self._session is not None:
             self._perform(self._session.admitted(code, self._clients.now()))
 
@@ -576,7 +541,7 @@ class MQTTConnection(ClientSession):
         else:
             self.uin = self.access.identity.uin
             self.access.rules_changed = self._rules_changed
-            self.access.revoked = self._subscribing.revoke
+            self.access.filters, self.access.revoked = self._subscribing.filters, self._subscribing.revoked
             # Two users may have clients of the same name, and neither must end the other's.
             self.client_id = f"{self.uin} {effect.client_id}"
         self._publishing.earlier = self._clients.client_ids.take_over(self.client_id, self)
@@ -621,7 +586,7 @@ class MQTTConnection(ClientSession):
             self._clients.client_ids.gone(self.client_id, self, self._publishing.unacknowledged)
         self._clients.closed(self, _LOGOUT_REASONS.get(effect.reason, 1))
         if self.client_id is not None:
-            self._clients.end_will(self, effect.reason is not CloseReason.CLIENT_DISCONNECTED)
+            self._clients.end_will(self, effect.publish_will)
         if self._transport is not None:
             if effect.reason is CloseReason.SLOW_CONSUMER:
                 self._reset()

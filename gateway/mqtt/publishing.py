@@ -26,7 +26,17 @@ from gateway.clients.clients import Clients
 from gateway.clients.join_share import JoinRate
 from gateway.clients.join_steps import JoinSteps
 from gateway.events import Confirmable
-from pixiu.errors import Draining, Dropped, InvalidArgument, LocalError, Offline, Overloaded, PixiuError, RecordTooLarge, Unavailable
+from pixiu.errors import (
+    Draining,
+    Dropped,
+    InvalidArgument,
+    LocalError,
+    Offline,
+    Overloaded,
+    PixiuError,
+    RecordTooLarge,
+    Unavailable,
+)
 from pixiu.ids import SnowflakeID
 from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX
 from pixiu.wire.record import Flag, Kind, encode, with_topic
@@ -78,8 +88,8 @@ class MQTTClient(Protocol):
     def subscribed(self, packet_id: int, codes: Sequence[int]) -> None:
         """Answer a SUBSCRIBE."""
 
-    def forget(self, names: Sequence[str]) -> list[tuple[str, RoomID | UIN]]:
-        """Remove filters. Returns those that were there, with their rooms."""
+    def forget(self, names: Sequence[str]) -> None:
+        """Remove filters."""
 
     def end(self, reason: CloseReason, text: str) -> None:
         """End the connection to the client."""

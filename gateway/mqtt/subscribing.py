@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from cluster.access.revocations import Revocation
 from cluster.core.reading_gate import Hold
 from cluster.mqtt.events import SubscribeFilters, UnsubscribeFilters
 from cluster.mqtt.reason_codes import ReasonCode
@@ -33,7 +32,8 @@ class Subscribing:
         self._client, self._clients = client, clients
         self._takes_mail = False
         self._codes: dict[int, dict[str, tuple[int, bool]]] = {}
-        """Packet ID of a SUBSCRIBE → for each filter its SUBACK code, and whether it is the user's own."""
+        """Packet ID of a SUBSCRIBE → for each filter its reason code, and whether it is the user's own; as many as the session lets
+        wait."""
 
     def wait_s(self, filters: int) -> float | None:
         """Take the client's turn among those that join much. Returns the seconds to wait; None: too many wait, or join in all."""

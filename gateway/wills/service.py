@@ -12,6 +12,7 @@ from functools import partial
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.core.role import Runner, totals
 from cluster.links.api import Links
+from cluster.mqtt.properties_in_records import origin_of
 from cluster.wills.will import WillMessage, decode
 from cluster.wire.v1 import control_pb2
 from gateway.clients.access import will_key
@@ -20,7 +21,7 @@ from gateway.clients.publishing import ConfirmedPublishers
 from gateway.events import Confirmable
 from gateway.wills import events as ev
 from gateway.wills.core import Core
-from pixiu.errors import LocalError, MalformedData, Offline, PixiuError, Unavailable
+from pixiu.errors import LocalError, MalformedData, Offline, Overloaded, PixiuError, Unavailable
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
@@ -100,7 +101,7 @@ class WillPublisher:
 
     def _retained(self, message: Confirmable, error: PixiuError | None) -> None:
         """Publish a will whose retained copy is kept, or cannot be; one whose routers are away is tried again."""
-        if isinstance(error, Unavailable):
+        if isinstance(error, Overloaded | Unavailable):
             self.runner.step(ev.WillDone(message.packet_id, again=True))
         else:
             self._send(message)
@@ -116,10 +117,14 @@ class WillPublisher:
         self.runner.step(ev.WillDone(message.packet_id, again=not lasting))
 
     def _encode(self, key: int, sender: int, message: WillMessage, snowflake: SnowflakeID) -> bytes:
-        limit, extension = self._max_record_bytes, message.extension
+        limit, extension, origin = self._max_record_bytes, message.extension, origin_of(message.qos, retain=message.retain)
         if message.topic.startswith(USER_PREFIX):
-            return encode(Kind.CHAT, key, message.payload, snowflake, sender=sender, extension=extension, limit=limit)
+            return encode(
+                Kind.CHAT, key, message.payload, snowflake, sender=sender, extension=extension, limit=limit, origin=origin
+            )  # fmt: skip
         free = not message.topic.startswith(ROOM_PREFIX)
         body = with_topic(message.topic, message.payload) if free else message.payload
         flags = Flag.TO_ROOM | Flag.TOPIC if free else Flag.TO_ROOM
-        return encode(Kind.ROOM, key, body, snowflake, sender=sender, flags=flags, extension=extension, limit=limit)
+        return encode(
+            Kind.ROOM, key, body, snowflake, sender=sender, flags=flags, extension=extension, limit=limit, origin=origin
+        )  # fmt: skip

@@ -104,37 +104,6 @@ def _parse(text: str) -> Filter | TopicRefusal:
 _parsed = lru_cache(CACHED_NAMES)(_parse)
 
 
-class Filter(NamedTuple):
-    """A topic filter in its parts."""
-
-    group: str
-    """Of a shared subscription; empty: it is not shared."""
-    name: str
-    """Without `$share/GROUP/`."""
-    wild: bool
-
-
-SHARE_PREFIX: Final = "$share/"
-
-
-def parse_filter(text: str) -> Filter | TopicRefusal:
-    """Take a topic filter apart, or find the reason to refuse it. Never raises."""
-    group, name = "", text
-    if text.startswith(SHARE_PREFIX):
-        group, _, name = text.removeprefix(SHARE_PREFIX).partition("/")
-        if not group or has_wildcard(group) or not name:
-            return TopicRefusal.SHARE
-    if not name:
-        return TopicRefusal.EMPTY
-    if len(name) > MAX_TOPIC_LENGTH:
-        return TopicRefusal.LONG
-    if not is_filter(name):
-        return TopicRefusal.WILDCARD
-    wild = has_wildcard(name)
-    found = None if wild else destination(name)
-    return found if isinstance(found, TopicRefusal) else Filter(group, name, wild)
-
-
 def is_filter(name: str) -> bool:
     """True if wildcards are only where MQTT allows them: alone in their level, and # only in the last one."""
     if "#" not in name and "+" not in name:

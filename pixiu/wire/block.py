@@ -476,4 +476,11 @@ def parse_stored(data: bytes, *, fields: bool = True) -> tuple[Stamp, Block]:
     _, crc, *stamp = STAMP.unpack_from(data)
     if crc != _stamp_crc(data, block):
         raise MalformedData("the CRC of a stored block's stamp is wrong")
-    return Stamp(*stamp), parse(block, fields=fields)
+    return Stamp(*stamp), _parse_hole(block) if block[2] == HOLE else parse(block, fields=fields)
+
+
+def _parse_hole(data: bytes) -> Block:
+    found = Block(data, HEAD.unpack_from(data))
+    if not found.count or data != hole(found.topic, found.part, found.count):
+        raise MalformedData("a block without messages does not have their form")
+    return found

@@ -1,4 +1,4 @@
-"""A broker gives a group's message to one gateway, to another one if that has nobody or dies, and all topics to who wants all."""
+"""A broker gives a group's message to one gateway, to another one if that has nobody or dies; all free topics to who wants all."""
 
 from __future__ import annotations
 
@@ -132,18 +132,3 @@ def test_who_wants_all_free_topics_gets_each_record_once() -> None:
     assert world.publish(5, "weather/x") == {GATEWAYS[0]: None}
     world.member(2, GROUP, room=ALL_TOPICS, value=1)
     assert world.publish(6, "weather/x") == {GATEWAYS[0]: None, GATEWAYS[2]: [GROUP]}
-
-
-def test_with_relays_all_free_topics_go_to_the_users_who_want_all() -> None:
-    relay = EndpointID(70)
-    broker = Core(
-        endpoint=EndpointID(1), partition=0, heartbeat_s=1.0, poll_interval_s=1.0, gone_gateway_s=10.0, through_relays=True
-    )  # fmt: skip
-    known = tuple(ev.Gateway(gateway, GATEWAYS.index(gateway), 1, b"") for gateway in GATEWAYS)
-    routers, relays = ev.OtherRole(1, 1, (ev.Replica(ROUTER, 0),)), ev.OtherRole(1, 0, (ev.Replica(relay, 0),))
-    broker.step(ev.ClusterChanged(1, 1, (), ev.NO_OTHER, known, routers, relays), 1.0)
-    broker.step(ev.SnapshotFinished(ROUTER, None), 1.0)
-    joins = [Update(gateway_msg_id(0, 1, 1), ROOM, 5, True), Update(gateway_msg_id(1, 1, 1), ALL_TOPICS, 9, True)]
-    broker.step(ev.MessagesReceived(ROUTER, joins), 1.0)
-    record = encode(Kind.ROOM, ROOM, with_topic("jobs/x", b"hi"), 1, flags=Flag.TO_ROOM | Flag.TOPIC)
-    assert got(broker.step(RecordsReceived(PROXY, record, 0, len(record), 1), 1.0)) == {relay: [5, 9]}

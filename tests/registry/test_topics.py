@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,8 @@ def test_a_node_is_read_as_it_was_written() -> None:
         TopicPart(3, 9, SLOTS, 2, PartState.OPEN, (1,)),
     )
     channel = TopicChannel(7, "billing", True, True, 3, 500, '{"a":1}', 4, True)
-    node = TopicNode("orders", 9, 5, parts, (channel,), 1, 2, 3, 4, "s3://b/c", 5, 6, True, 7)
+    settings: dict[str, Any] = {name: number for number, name in enumerate(SETTINGS, 1)} | {"store": "s3://b/c"}
+    node = TopicNode("orders", 9, 5, parts, (channel,), **settings, deleted_at_ms=5, purge_at_ms=6, purging=True, settled=7)
     assert TopicNode.from_json("orders", node.to_json()) == node
     assert node.lineage().children(1)[0].number == 2
 

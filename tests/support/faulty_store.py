@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fsspec.implementations.memory import MemoryFileSystem
+
 from pixiu.objects.store import ObjectStore
 
 Found = TypeVar("Found")

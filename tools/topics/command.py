@@ -11,6 +11,8 @@ from typing import Annotated, Final
 import typer
 
 from pixiu.client.login import TOKEN_VARIABLE
+from pixiu.client.topics.described import topic_map
+from pixiu.client.topics.topic_admin import differing
 from pixiu.discovery.topics import MAX_NUMBER
 from pixiu.errors import InvalidArgument
 from pixiu.objects.manifest import check_url
@@ -21,6 +23,7 @@ from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, console, guard
 from tools.topics import calls, tables
 from tools.topics.channels import channel, channels, dead, resend, seek
 from tools.topics.data import last, read, tail, write
+from tools.topics.moves import drain_group, rebalance
 from tools.topics.values import bytes_of, seconds_of
 
 SUMMARY: Final = (__doc__ or "").split("\n\n")[0]
@@ -40,6 +43,23 @@ Rate = Annotated[
 ]
 RateBytes = Annotated[
     str, typer.Option("--rate-bytes", help="Bytes that it takes in a second, such as 10MB; 0: no limit.", metavar="SIZE")
+]
+ReadRate = Annotated[
+    int,
+    typer.Option("--read-rate", min=0, help="Messages that it gives in a second, to all readers; 0: no limit.", metavar="N"),
+]
+ReadRateBytes = Annotated[
+    str, typer.Option("--read-rate-bytes", help="Bytes that it gives in a second, such as 10MB; 0: no limit.", metavar="SIZE")
+]
+Compact = Annotated[
+    str,
+    typer.Option(
+        "--compact", metavar="TIME",
+        help="Keep only the last message of each key; one without a body deletes its key, and stays for this time. 0: keep all.",
+    ),
+]  # fmt: skip
+Acknowledged = Annotated[
+    bool, typer.Option("--retain-acknowledged/--retain-all", help="Drop what all channels have acknowledged, or not.")
 ]
 Store = Annotated[
     str,
@@ -71,6 +91,10 @@ def create(
     retention_bytes: RetentionBytes = "0",
     rate: Rate = 0,
     rate_bytes: RateBytes = "0",
+    read_rate: ReadRate = 0,
+    read_rate_bytes: ReadRateBytes = "0",
+    retain_acknowledged: Acknowledged = False,
+    compact: Compact = "0",
     store: Store = "",
     if_missing: Annotated[bool, typer.Option("--if-missing", help="Succeed if there is one already.")] = False,
     target: Target = DEFAULT_TARGET,
@@ -79,7 +103,9 @@ def create(
     """Make a topic. Returns when it can be written."""
     settings = topic_pb2.TopicSettings(
         retention_s=seconds_of(retention), retention_bytes=bytes_of(retention_bytes),
-        messages_per_s=rate, bytes_per_s=bytes_of(rate_bytes), store=check_url(store),
+        messages_per_s=rate, bytes_per_s=bytes_of(rate_bytes),
+        read_messages_per_s=read_rate, read_bytes_per_s=bytes_of(read_rate_bytes),
+        retain_acknowledged=retain_acknowledged, compact=seconds_of(compact), store=check_url(store),
     )  # fmt: skip
     wanted = topic_pb2.CreateTopic(parts=parts, settings=settings, if_missing=if_missing)
     found = _change(target, topic_pb2.TopicChange(name=name, create=wanted))
@@ -139,21 +165,38 @@ def alter(
     retention_bytes: Annotated[str | None, typer.Option("--retention-bytes", help="As of `create`.", metavar="SIZE")] = None,
     rate: Annotated[int | None, typer.Option("--rate", min=0, help="As of `create`.", metavar="N")] = None,
     rate_bytes: Annotated[str | None, typer.Option("--rate-bytes", help="As of `create`.", metavar="SIZE")] = None,
+    read_rate: Annotated[int | None, typer.Option("--read-rate", min=0, help="As of `create`.", metavar="N")] = None,
+    read_rate_bytes: Annotated[str | None, typer.Option("--read-rate-bytes", help="As of `create`.", metavar="SIZE")] = None,
+    retain_acknowledged: Annotated[bool | None, typer.Option("--retain-acknowledged/--retain-all", help="As of `create`.")] = None,
+    compact: Annotated[
+        str | None, typer.Option("--compact", help="Another time for what deletes a key, of a topic that has one.", metavar="TIME")
+    ] = None,
     store: Annotated[str | None, typer.Option("--store", help="As of `create`.", metavar="URL")] = None,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
     """Change a topic's settings; what is not given stays."""
-    if all(given is None for given in (retention, retention_bytes, rate, rate_bytes, store)):
-        raise InvalidArgument("give --retention, --retention-bytes, --rate, --rate-bytes or --store")
-    before = calls.run(target, lambda cluster: cluster.describe(name)).settings
-    settings = topic_pb2.TopicSettings(
-        retention_s=before.retention_s if retention is None else seconds_of(retention),
-        retention_bytes=before.retention_bytes if retention_bytes is None else bytes_of(retention_bytes),
-        messages_per_s=before.messages_per_s if rate is None else rate,
-        bytes_per_s=before.bytes_per_s if rate_bytes is None else bytes_of(rate_bytes),
-        store=before.store if store is None else check_url(store),
-    )
+    wanted = {
+        "retention_s": None if retention is None else seconds_of(retention),
+        "retention_bytes": None if retention_bytes is None else bytes_of(retention_bytes),
+        "messages_per_s": rate,
+        "bytes_per_s": None if rate_bytes is None else bytes_of(rate_bytes),
+        "read_messages_per_s": read_rate,
+        "read_bytes_per_s": None if read_rate_bytes is None else bytes_of(read_rate_bytes),
+        "retain_acknowledged": retain_acknowledged,
+        "compact": None if compact is None else seconds_of(compact),
+        "store": None if store is None else check_url(store),
+    }
+    given = {key: value for key, value in wanted.items() if value is not None}
+    if not given:
+        raise InvalidArgument(
+            "give --retention, --retention-bytes, --rate, --rate-bytes, --read-rate, --read-rate-bytes, --retain-acknowledged, "
+            "--compact or --store"
+        )
+    settings = topic_pb2.TopicSettings()
+    settings.CopyFrom(calls.run(target, lambda cluster: cluster.describe(name)).settings)
+    for key, value in given.items():
+        setattr(settings, key, value)
     found = _change(target, topic_pb2.TopicChange(name=name, alter=settings))
     print_result(tables.topic_json(found), f"{name}: {tables.settings_text(found)}, version {found.version}", as_json=as_json)
 

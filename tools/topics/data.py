@@ -108,6 +108,24 @@ def write(
     print_result(value, f"stored: {written:,} messages in {seconds:.2f} s, {rate:,.0f} a second", as_json=as_json)
 
 
+@guarded
+def last(
+    name: Name,
+    key: Annotated[str, typer.Argument(help="The key.", metavar="KEY")],
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Show the last message of a key, in a topic that is compacted. Ends with 1 if there is none, or the key was deleted."""
+    found = calls.run(target, lambda cluster: cluster.client.durable_topic(name).last(key))
+    if found is None:
+        if as_json:
+            print_json(None)
+        sys.stderr.write(f"pixiu: topic {name} has no message of the key {visible(key)}, or it was deleted\n")
+        raise typer.Exit(EXIT_NOT_DELIVERED)
+    message = Message(found.body, found.slot, found.key, list(found.headers.items()))
+    _print(Line(found.part, found.offset, found.time_us, found.sender, message), as_json)
+
+
 async def _write_made(writer: TopicWriter, count: int, size: int, keys: int, level: TopicLevelName) -> None:
     body = b"x" * size
     for number in range(count):

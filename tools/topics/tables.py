@@ -120,6 +120,10 @@ def topic_json(topic: topic_pb2.TopicDescription) -> dict[str, Any]:
         "retention_bytes": topic.settings.retention_bytes,
         "messages_per_s": topic.settings.messages_per_s,
         "bytes_per_s": topic.settings.bytes_per_s,
+        "read_messages_per_s": topic.settings.read_messages_per_s,
+        "read_bytes_per_s": topic.settings.read_bytes_per_s,
+        "retain_acknowledged": topic.settings.retain_acknowledged,
+        "compact_s": topic.settings.compact,
         "store": topic.settings.store,
         "deleted_at_ms": topic.deleted_at_ms,
         "parts": [
@@ -284,14 +288,22 @@ def numbers_text(parts: Sequence[int]) -> str:
 
 def settings_text(topic: topic_pb2.TopicDescription) -> str:
     """The retention, compaction and the rates in words."""
-    age, size = topic.settings.retention_s, topic.settings.retention_bytes
+    settings = topic.settings
+    age, size = settings.retention_s, settings.retention_bytes
     said = [duration_text(age * 1000)] if age else []
     said += [f"{size:,} bytes a part"] if size else []
-    rates = [f"{topic.settings.messages_per_s:,} messages"] if topic.settings.messages_per_s else []
-    rates += [f"{topic.settings.bytes_per_s:,} bytes"] if topic.settings.bytes_per_s else []
-    taken = f", takes {' and '.join(rates)} a second" if rates else ""
-    stored = f", stored in {topic.settings.store}" if topic.settings.store else ""
-    return "kept " + (" or ".join(said) if said else "for ever") + taken + stored
+    said += ["until all channels have acknowledged it"] if settings.retain_acknowledged else []
+    last = ", the last message of each key" if settings.compact else ""
+    taken = _rates_text("takes", settings.messages_per_s, settings.bytes_per_s)
+    given = _rates_text("gives", settings.read_messages_per_s, settings.read_bytes_per_s)
+    stored = f", stored in {settings.store}" if settings.store else ""
+    return "kept " + (" or ".join(said) if said else "for ever") + last + taken + given + stored
+
+
+def _rates_text(what: str, messages: int, size: int) -> str:
+    rates = [f"{messages:,} messages"] if messages else []
+    rates += [f"{size:,} bytes"] if size else []
+    return f", {what} {' and '.join(rates)} a second" if rates else ""
 
 
 def _table(*names: str) -> Table:

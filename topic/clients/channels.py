@@ -12,6 +12,7 @@ from typing import Final
 
 from cluster.topics import entries as en
 from pixiu.errors import InvalidArgument, NotServed, Unavailable
+from pixiu.wire.block import Flag
 from pixiu.wire.v1 import topic_pb2 as pb
 from topic import events as ev
 from topic.clients.deliveries import delivery

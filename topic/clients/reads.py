@@ -6,6 +6,8 @@ Source: docs/topics.md, "Reading".
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 

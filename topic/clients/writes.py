@@ -193,7 +193,8 @@ class Writes:
             sender = session.identity.uin if session is not None else 0
             stored = request.level == Level.STORED.value
             level = Level.STORED if stored else Level.from_wire(request.level) or Level.REPLICATED
-            await self._turn.run(partial(self._write, stream, number, sender, block, level), len(block))
+            event = ev.WriteRequested(stream.number, number, sender, block, level, request.epoch)
+            await self._turn.run(partial(self._write, stream, event), len(block))
         if (space := stream.served.space()) is not None:
             await space
 

@@ -100,7 +100,9 @@ class Offload:
             ObjectStore(self._options.store)
 
     def store_of(self, topic: en.TopicSettings) -> str:
-        """URL of a topic's store, with this cluster's folder; empty: it has none."""
+        """URL of a topic's store, with this cluster's folder; empty: it has none, as one that is compacted: its segments change."""
+        if topic.compact:
+            return ""
         url, cluster = topic.store or self._options.store, self._context.view.layout.cluster
         return f"{url.rstrip('/')}/{cluster}" if url and cluster else ""
 

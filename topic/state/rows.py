@@ -38,6 +38,7 @@ class Kind(Enum):
     WAITING = b"h"
     DEAD = b"x"
     TOPIC = b"t"
+    FENCE = b"e"
     OBJECT = b"r"
     GARBAGE = b"s"
 
@@ -51,6 +52,8 @@ class Tables:
         self.parts: dict[int, Part] = {}
         """By `part_id`."""
         self.channels: dict[int, ChannelSettings] = {}
+        self.fences: dict[tuple[int, int], int] = {}
+        """(topic, writer) → the lowest epoch of the writer that may write."""
         self.garbage: dict[int, dict[tuple[int, int], StoredObject]] = {}
         """Part → by base and end: objects that are to be removed from the store."""
         self.progress: dict[tuple[int, int], Progress] = {}
@@ -89,6 +92,9 @@ def value_of(state: Tables, key: Key) -> bytes | None:
     if kind is Kind.TOPIC:
         topic = state.topics.get(numbers[0])
         return None if topic is None else topic.encode()
+    if kind is Kind.FENCE:
+        epoch = state.fences.get((numbers[0], numbers[1]))
+        return None if epoch is None else _EPOCH.pack(epoch)
     if kind is Kind.GARBAGE:
         garbage = state.garbage.get(numbers[0], {}).get((numbers[1], numbers[2]))
         return None if garbage is None else _of_object(garbage)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 from cluster.replication.model import CLOCK, Entry, EntryKind
 from cluster.topics import entries as en
 from pixiu.objects.manifest import StoredObject
-from pixiu.wire.block import Block, Stamp
+from pixiu.wire.block import Block, Flag, Stamp
 from topic.state import rows
 from topic.state.channels import Changes, Progress
 from topic.state.parts import Appended, Part, Verdict
@@ -171,6 +171,8 @@ class State(Tables):
                 return self._seek(*en.decode_seek(payload))
             case en.RESEND:
                 return self._resend(*en.decode_resend(payload), entry.at_us)
+            case en.FENCE:
+                return self._fence(*en.decode_fence(payload))
             case en.UPLOADED:
                 return self._uploaded(*en.decode_objects(payload), entry.epoch)
             case en.REMOVED:
@@ -351,6 +353,20 @@ class State(Tables):
             return Done(False, f"the part ends at {part.end}; [{low}, {high}) is not in it")
         for channel in self.channels_of(en.topic_of(number)):
             self._progressed(channel.channel, number, self.progress[channel.channel, number].lose(low, high))
+        return OK
+
+    def _compact(self, found: en.Compaction) -> Done:
+        """Have messages removed; every channel counts them as acknowledged."""
+        part = self.parts.get(found.part)
+        if part is None:
+            return Done(False, _no_part(found.part))
+        if not found.ranges or found.ranges[-1][1] > part.end:
+            return Done(False, f"the part ends at {part.end}, and the last offset to be removed is not in it")
+        part.flags |= Flag.HOLE
+        self._change(Kind.PART, part.part)
+        for channel in self.channels_of(en.topic_of(part.part)):
+            self._progressed(channel.channel, part.part, self.progress[channel.channel, part.part].compact(found.ranges))
+        self._blocks.compact(part.part, list(found.ranges), found.digests)
         return OK
 
     # --- the object store

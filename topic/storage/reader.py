@@ -76,18 +76,21 @@ class Reader:
         if log is None or offset >= log.end:
             return Gap(offset, offset)
         self.loads += 1
-        segment = log.segment_at(offset)
-        if segment is not None:
-            store.keep(part, await asyncio.to_thread(read_segment, store.files, segment, offset, READ_AHEAD_BYTES))
-        if store.find(part, offset) is not None:
-            return None
-        state = store.state.parts.get(part)
-        found = state.object_at(offset) if state is not None else None
-        if found is not None:
-            store.keep(part, await self.fetch(part, found, offset))
+        while True:
+            segment = log.segment_at(offset)
+            if segment is not None:
+                store.keep(part, await asyncio.to_thread(read_segment, store.files, segment, offset, READ_AHEAD_BYTES))
             if store.find(part, offset) is not None:
                 return None
-        return await self._gap(part, log, offset, found)
+            state = store.state.parts.get(part)
+            found = state.object_at(offset) if state is not None else None
+            if found is not None:
+                store.keep(part, await self.fetch(part, found, offset))
+                if store.find(part, offset) is not None:
+                    return None
+            gap = await asyncio.to_thread(log.gap_at, offset)
+            if log.segment_at(offset) is segment:  # else compaction has put another file in its place meanwhile
+                return self._gap(part, log, offset, gap, found)
 
     async def fetch(self, part: int, found: StoredObject, offset: int) -> list[Stored]:
         """Blocks of an object from the one with an offset on; none if it is damaged. Raises Unavailable after some tries."""
@@ -122,8 +125,7 @@ class Reader:
             offset = blocks[-1].stamp.base + blocks[-1].block.count if blocks else end
         return max(end, part.first)
 
-    async def _gap(self, part: int, log: PartLog, offset: int, found: StoredObject | None) -> Gap | None:
-        gap = await asyncio.to_thread(log.gap_at, offset)
+    def _gap(self, part: int, log: PartLog, offset: int, gap: Gap, found: StoredObject | None) -> Gap | None:
         store = self._store()
         if found is not None:
             gap = Gap(offset, found.end)

@@ -131,6 +131,7 @@ class Store:
                 self.files.remove_folder(f"{FOLDER}/{name}")
         self._swept = {part.part: part.first for part in self.state.parts.values()}
         for part in self.state.parts.values():
+            remove_copies(self.files, self.log_of(part.part).folder)
             self.log_of(part.part).open(max(part.first, part.stored), part.end, lasts.get(part.part, NO_FILE))
 
     def load(self) -> dict[int, Last]:
@@ -216,9 +217,21 @@ class Store:
         parts = {part: writing for part, log in self.logs.items() if (writing := log.freeze())}
         lasts = [(_last_key(part), _LAST.pack(*writing.last)) for part, writing in parts.items() if writing.runs]
         gone = [(_last_key(part), None) for part in self._dropped if part not in self.logs]
-        rows = list(self._unsaved)
-        stored = {part.part: part.stored for part in self.state.parts.values()}
-        return Flush(self.state.applied, self.state.clock_us, rows, [*lasts, *gone], parts, firsts, stored, list(self._dropped))
+        self._unsaved += self.compacting.rows()
+        rows = [*self._unsaved, *self.keys.freeze()]
+        swept = {part: first for part, first in firsts.items() if self._swept.get(part, 0) < first and self._is_swept(part)}
+        return Flush(
+            self.state.applied,
+            self.state.clock_us,
+            rows,
+            len(self._unsaved),
+            [*lasts, *gone],
+            parts,
+            firsts,
+            {part.part: part.stored for part in self.state.parts.values()},
+            list(self._dropped),
+            swept,
+        )
 
     def write(self, flush: Flush) -> None:
         """Make it durable; may be called in a thread. Raises DiskFull, DiskFailed: it can be done again, with what came since."""
@@ -240,7 +253,9 @@ class Store:
 
     def finish(self, flush: Flush) -> Gone:
         """Take over what is durable. Returns the files that can go."""
-        del self._unsaved[: len(flush.rows)]
+        del self._unsaved[: flush.unsaved]
+        self.keys.written(flush.dropped)
+        self._swept |= {part: first for part, first in flush.swept.items() if part in self.logs}
         self.flushed, self.stored = flush.applied, flush.stored
         gone = Gone()
         for part, writing in flush.parts.items():

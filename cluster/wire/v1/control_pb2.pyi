@@ -772,6 +772,32 @@ class Fenced(_message.Message):
 Global___Fenced: _TypeAlias = Fenced  # noqa: Y015
 
 @_typing.final
+class SharedOutcome(_message.Message):
+    """gateway -> broker: messages of shared subscriptions that a member has taken, or that no member here can take."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAKEN_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
+    taken: _builtins.bytes
+    """16 bytes each, little-endian: SnowflakeID u64, number of the group u64"""
+    returned: _builtins.bytes
+    """likewise"""
+    def __init__(
+        self,
+        *,
+        taken: _builtins.bytes = ...,
+        returned: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["returned", b"returned", "taken", b"taken"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedOutcome: _TypeAlias = SharedOutcome  # noqa: Y015
+
+@_typing.final
 class WillState(_message.Message):
     """gateway -> the relays of the user's partition; relay -> its peers; relay -> a gateway, to publish it."""
 
@@ -875,7 +901,7 @@ Global___WillStates: _TypeAlias = WillStates  # noqa: Y015
 
 @_typing.final
 class WillPublished(_message.Message):
-    """gateway -> the relay that asked it to publish a will."""
+    """gateway -> the relay that asked it to publish a will; relay -> the gateway that reported a will that is over."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -913,6 +939,7 @@ class Control(_message.Message):
     LISTING_PAGE_FIELD_NUMBER: _builtins.int
     ABSENCE_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
+    SHARED_OUTCOME_FIELD_NUMBER: _builtins.int
     WILL_STATES_FIELD_NUMBER: _builtins.int
     PUBLISH_WILL_FIELD_NUMBER: _builtins.int
     WILL_PUBLISHED_FIELD_NUMBER: _builtins.int
@@ -947,6 +974,8 @@ class Control(_message.Message):
     @_builtins.property
     def fenced(self) -> Global___Fenced: ...
     @_builtins.property
+    def shared_outcome(self) -> Global___SharedOutcome: ...
+    @_builtins.property
     def will_states(self) -> Global___WillStates: ...
     @_builtins.property
     def publish_will(self) -> Global___WillState: ...
@@ -970,15 +999,16 @@ class Control(_message.Message):
         listing_page: Global___ListingPage | None = ...,
         absence: Global___Absence | None = ...,
         fenced: Global___Fenced | None = ...,
+        shared_outcome: Global___SharedOutcome | None = ...,
         will_states: Global___WillStates | None = ...,
         publish_will: Global___WillState | None = ...,
         will_published: Global___WillPublished | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "publish_will", b"publish_will", "signals_delivered", b"signals_delivered", "will_published", b"will_published", "will_states", b"will_states"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "publish_will", b"publish_will", "shared_outcome", b"shared_outcome", "signals_delivered", b"signals_delivered", "will_published", b"will_published", "will_states", b"will_states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "publish_will", b"publish_will", "signals_delivered", b"signals_delivered", "will_published", b"will_published", "will_states", b"will_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absence", b"absence", "body", b"body", "bucket_digests", b"bucket_digests", "chat_offline", b"chat_offline", "device_replaced", b"device_replaced", "digest_request", b"digest_request", "fenced", b"fenced", "gateway_confirm", b"gateway_confirm", "gateway_messages", b"gateway_messages", "instance_roots", b"instance_roots", "layout_notice", b"layout_notice", "listing_page", b"listing_page", "listing_request", b"listing_request", "publish_batch", b"publish_batch", "publish_outcome", b"publish_outcome", "publish_will", b"publish_will", "shared_outcome", b"shared_outcome", "signals_delivered", b"signals_delivered", "will_published", b"will_published", "will_states", b"will_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "publish_batch", "publish_outcome", "chat_offline", "device_replaced", "signals_delivered", "digest_request", "instance_roots", "bucket_digests", "listing_request", "listing_page", "absence", "fenced", "will_states", "publish_will", "will_published"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["gateway_messages", "gateway_confirm", "layout_notice", "publish_batch", "publish_outcome", "chat_offline", "device_replaced", "signals_delivered", "digest_request", "instance_roots", "bucket_digests", "listing_request", "listing_page", "absence", "fenced", "shared_outcome", "will_states", "publish_will", "will_published"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from pixiu.client.messages.load_test import mark_of
 from pixiu.client.messages.message import TYPE_MASK
 from pixiu.client.messages.send_options import SendOptions
 from pixiu.errors import InvalidArgument, RecordTooLarge

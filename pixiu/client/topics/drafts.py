@@ -47,7 +47,8 @@ class TopicSendOptions(TypedDict, total=False):
     tag: str | None
     """Goes to members of a channel with this tag, if there are any; at most 100 bytes; None, the default: none."""
     load_test: bool
-    """True: it belongs to a load test, and readers and members do not get it unless they ask for such. False by default."""
+    """True: it belongs to a load test, and receivers do not get it unless they ask for such. Default: as the message that is being
+    handled by a handler of `run`; else False."""
     level: TopicLevelName
     """"replicated", the default: confirmed when it is on the disks of all replicas in sync; "stored": in the object store as well,
     about a second later; "persisted": on the leader's disk; "accepted": in the leader's log. The latter two may be lost by a change

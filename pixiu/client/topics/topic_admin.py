@@ -133,6 +133,10 @@ class Topics:
         retention_bytes: int = 0,
         messages_per_s: int = 0,
         bytes_per_s: int = 0,
+        read_messages_per_s: int = 0,
+        read_bytes_per_s: int = 0,
+        retain_acknowledged: bool = False,
+        compact: timedelta | None = None,
         store: str = "",
         if_missing: bool = False,
     ) -> TopicInfo:
@@ -145,12 +149,28 @@ class Topics:
             retention_bytes: size of a part above which its oldest messages may be dropped; 0: no limit.
             messages_per_s, bytes_per_s: what the topic takes, from all writers together; each part has the share of it that it has
                 of the slots. Writers wait for it. 0: no limit.
+            read_messages_per_s, read_bytes_per_s: what the topic gives, to all members and readers together, shared likewise. 0: no
+                limit.
+            retain_acknowledged: drop what all channels have acknowledged, also before it has its age or size; while there is no
+                channel, nothing goes for this.
+            compact: keep the last message of each key; a message with a key and no body deletes the key, and is kept for this time.
+                None: keep all. It cannot be given later, nor together with a store.
             store: object store where closed segments go: an absolute folder, or a URL such as s3://bucket/folder; "": as the
                 servers are configured.
             if_missing: return a topic that is there, instead of raising `TopicExists`. It stays as it is; `differs` of the answer
                 says what of it is not as asked for.
         """
-        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s, store)
+        settings = _settings(
+            retention,
+            retention_bytes,
+            messages_per_s,
+            bytes_per_s,
+            read_messages_per_s,
+            read_bytes_per_s,
+            retain_acknowledged,
+            compact,
+            store,
+        )
         create = topic_pb2.CreateTopic(parts=check_count(parts, "parts"), settings=settings, if_missing=if_missing)
         made = await self._around.directory.change(topic_pb2.TopicChange(name=check_name(name), create=create))
         return replace(info_of(made), differs=differing(create, made))
@@ -179,11 +199,25 @@ class Topics:
         retention_bytes: int = 0,
         messages_per_s: int = 0,
         bytes_per_s: int = 0,
+        read_messages_per_s: int = 0,
+        read_bytes_per_s: int = 0,
+        retain_acknowledged: bool = False,
+        compact: timedelta | None = None,
         store: str = "",
     ) -> TopicInfo:
-        """Set a topic's retention, rates and store; arguments as for `create`. All of them are set. What is in another store stays
-        there, and is read from there."""
-        settings = _settings(retention, retention_bytes, messages_per_s, bytes_per_s, store)
+        """Set a topic's retention, rates and store; arguments as for `create`. All of them are set; of a topic that is compacted
+        `compact` has to be given, too. What is in another store stays there, and is read from there."""
+        settings = _settings(
+            retention,
+            retention_bytes,
+            messages_per_s,
+            bytes_per_s,
+            read_messages_per_s,
+            read_bytes_per_s,
+            retain_acknowledged,
+            compact,
+            store,
+        )
         return await self._change(topic_pb2.TopicChange(name=check_name(name), alter=settings))
 
     async def delete(self, name: str, *, force: bool = False, now: bool = False) -> TopicInfo:
@@ -331,7 +365,15 @@ class Topics:
 
 
 def _settings(
-    retention: timedelta | None, retention_bytes: int, messages_per_s: int, bytes_per_s: int, store: str
+    retention: timedelta | None,
+    retention_bytes: int,
+    messages_per_s: int,
+    bytes_per_s: int,
+    read_messages_per_s: int,
+    read_bytes_per_s: int,
+    retain_acknowledged: bool,
+    compact: timedelta | None,
+    store: str,
 ) -> topic_pb2.TopicSettings:
     kept = duration_of(compact, "compact, the time for which deleted keys are remembered,", (1 << 32) - 1)
     seconds = duration_of(retention, "retention (None: messages are kept for ever)", MAX_ID // 1_000_000)

@@ -40,6 +40,10 @@ class DescribedSettings:
     """Messages that it takes in a second, from all writers together; 0: no limit."""
     bytes_per_s: int = 0
     """Bytes that it takes in a second; 0: no limit."""
+    read_messages_per_s: int = 0
+    """Messages that it gives in a second, to all members and readers together; 0: no limit."""
+    read_bytes_per_s: int = 0
+    """Bytes that it gives in a second; 0: no limit."""
     retain_acknowledged: bool = False
     """True: what all channels have acknowledged may be dropped."""
     compact_s: int = 0

@@ -122,6 +122,10 @@ class TopicSettings(_message.Message):
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     MESSAGES_PER_S_FIELD_NUMBER: _builtins.int
     BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    READ_MESSAGES_PER_S_FIELD_NUMBER: _builtins.int
+    READ_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    RETAIN_ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    COMPACT_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
     retention_s: _builtins.int
     """age after which messages may be dropped; 0: never"""
@@ -131,6 +135,14 @@ class TopicSettings(_message.Message):
     """that the topic takes, all writers together; 0: no limit"""
     bytes_per_s: _builtins.int
     """of blocks; as `messages_per_s`"""
+    read_messages_per_s: _builtins.int
+    """that the topic gives, to all members and readers together; 0: no limit"""
+    read_bytes_per_s: _builtins.int
+    """of messages, and of blocks to readers; as `read_messages_per_s`"""
+    retain_acknowledged: _builtins.bool
+    """what all channels have acknowledged may be dropped"""
+    compact: _builtins.int
+    """seconds for which a tombstone is kept; the last message of each key stays. 0: not compacted"""
     store: _builtins.str
     """where closed segments go: a folder or a URL; empty: as `topic.store` says"""
     def __init__(
@@ -140,11 +152,15 @@ class TopicSettings(_message.Message):
         retention_bytes: _builtins.int = ...,
         messages_per_s: _builtins.int = ...,
         bytes_per_s: _builtins.int = ...,
+        read_messages_per_s: _builtins.int = ...,
+        read_bytes_per_s: _builtins.int = ...,
+        retain_acknowledged: _builtins.bool = ...,
+        compact: _builtins.int = ...,
         store: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "messages_per_s", b"messages_per_s", "retention_bytes", b"retention_bytes", "retention_s", b"retention_s", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "compact", b"compact", "messages_per_s", b"messages_per_s", "read_bytes_per_s", b"read_bytes_per_s", "read_messages_per_s", b"read_messages_per_s", "retain_acknowledged", b"retain_acknowledged", "retention_bytes", b"retention_bytes", "retention_s", b"retention_s", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

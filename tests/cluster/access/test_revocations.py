@@ -28,6 +28,18 @@ def test_a_filter_covers_what_it_matches_and_nothing_wider(filter_: str, covered
     assert [topic for topic in (*covered, *others) if revocation.covers(topic)] == covered
 
 
+@pytest.mark.parametrize(
+    ("filter_", "concerned", "others"),
+    [
+        ("clubs/7", ["clubs/7", "clubs/+", "#", "$share/g/+/7", "clubs/7/#"], ["clubs/8", "clubs", "clubs/7/+", "$SYS/#"]),
+        ("clubs/7/#", ["clubs/7/a", "clubs/+/b", "clubs/#", "$share/g/#"], ["clubs/8/#", "clubs/8"]),
+    ],
+)
+def test_a_filter_concerns_what_gets_something_of_it(filter_: str, concerned: list[str], others: list[str]) -> None:
+    revocation = Revocation("bob", filter_)
+    assert [topic for topic in (*concerned, *others) if revocation.concerns(topic)] == concerned
+
+
 def test_a_user_is_named_by_name_or_uin() -> None:
     users = [Identity("bob", 7), Identity("7", 8), Identity("bob", 0), Identity("ann", 9)]
     assert [Revocation("bob", "a").fits(identity) for identity in users] == [True, False, True, False]

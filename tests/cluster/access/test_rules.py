@@ -315,6 +315,39 @@ def test_what_is_wrong_with_a_callback_of_rules_is_named(text: str, problem: str
         parse(HEAD + text, "access.toml")
 
 
+@pytest.mark.parametrize(
+    ("filter_", "fits"),
+    [
+        ("home/kitchen/#", False),
+        ("home/kitchen/light/#", True),
+        ("home/+/heat", False),
+        ("home/#", False),
+        ("#", False),
+        ("+/safe", False),
+        ("home/safe", False),
+        ("home/safe/#", False),
+        ("home/+", False),
+        ("garden/#", False),
+        ("home/hall", True),
+    ],
+)
+def test_a_filter_is_allowed_if_a_rule_covers_it_and_none_denies_any_of_it(filter_: str, fits: bool) -> None:
+    text = (
+        '[[rule]]\ndeny = ["subscribe"]\ntopics = ["home/safe/#", "home/+/heat"]\n'
+        '[[rule]]\nallow = ["subscribe"]\ntopics = ["home/#"]\n'
+    )  # fmt: skip
+    assert allowed(text, SUBSCRIBE, filter_) is fits
+
+
+def test_names_of_the_server_need_a_rule_of_their_own() -> None:
+    everything = '[[rule]]\nallow = ["subscribe"]\ntopics = ["#"]\n'
+    assert allowed(everything, SUBSCRIBE, "a/#")
+    assert not allowed(everything, SUBSCRIBE, "$SYS/#")
+    assert allowed('[[rule]]\nallow = ["subscribe"]\ntopics = ["$SYS/#"]\n', SUBSCRIBE, "$SYS/broker/+")
+    denied = '[[rule]]\ndeny = ["subscribe"]\ntopics = ["+/x"]\n[[rule]]\nallow = ["subscribe"]\ntopics = ["$SYS/#"]\n'
+    assert allowed(denied, SUBSCRIBE, "$SYS/#"), "a wildcard in the first level does not match them"
+
+
 def test_a_grant_of_a_callback_is_forgotten_when_it_is_revoked() -> None:
     answers: dict[Target, bool | None] = {7: True, 8: True}
 

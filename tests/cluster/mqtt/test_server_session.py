@@ -148,11 +148,11 @@ def test_clean_session_off_is_accepted_without_a_session_present() -> None:
     assert connack(effects) == Connack(False, 0)
 
 
-def test_a_will_is_left_to_the_shell() -> None:
+def test_a_will_whose_topic_no_room_carries_is_refused() -> None:
     session = ServerSession(0.0, "assigned")
-    effects = send(session, Connect("client", will=Will("gone", b"")))
-    assert effects[0] == Connected("client", None, True, 0, Will("gone", b""))
-    assert connack(effects) == Connack(False, ConnackCode.ACCEPTED)
+    effects = send(session, Connect("client", will=Will("$SYS/gone", b"")))
+    assert connack(effects) == Connack(False, ConnackCode.NOT_AUTHORISED)
+    assert closed(effects) is CloseReason.CONNECT_REFUSED
 
 
 @pytest.mark.parametrize(

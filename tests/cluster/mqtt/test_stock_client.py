@@ -11,8 +11,9 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from cluster.mqtt.events import CloseReason, Connected
-from cluster.mqtt.packets import SUBACK_FAILURE, Will
+from cluster.mqtt.events import CloseReason
+from cluster.mqtt.packets import SUBACK_FAILURE
+from cluster.mqtt.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
     from tests.cluster.mqtt.conftest import Hub
@@ -109,13 +110,6 @@ async def test_paho_connects_subscribes_publishes_and_receives(hub: Hub, protoco
         while not hub.closed:
             await asyncio.sleep(0.01)
     assert hub.closed == [CloseReason.CLIENT_DISCONNECTED]
-
-
-async def test_the_will_of_paho_comes_with_its_connect(hub: Hub) -> None:
-    stock = Stock("with-a-will")
-    stock.client.will_set("gone", b"bye", qos=1, retain=True)
-    assert await asyncio.to_thread(connack_of, stock, hub.port) == 0
-    assert [connected.will for connected in hub.connected] == [Will("gone", b"bye", 1, True)]
 
 
 async def test_paho_without_a_client_id_is_given_one(hub: Hub) -> None:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixiu.client.messages.drafts import ROOM_KIND, draft, encode
-from pixiu.wire.headers import MAX_HEADER_NAME_BYTES, MAX_HEADERS, MAX_HEADERS_BYTES, decode_headers, encode_headers
 from pixiu.client.messages.message import message_of
 from pixiu.errors import InvalidArgument
+from pixiu.wire.headers import MAX_HEADER_NAME_BYTES, MAX_HEADERS, MAX_HEADERS_BYTES, decode_headers, encode_headers
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)

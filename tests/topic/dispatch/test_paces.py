@@ -103,7 +103,7 @@ def test_a_reader_waits_for_the_rate_or_is_told_when_to_come_back() -> None:
     group: Any = Group(log)
 
     async def play() -> None:
-        reads = Reads(group)
+        reads = Reads(group, lambda _part: None)
 
         async def read(offset: int, wait_ms: int) -> pb.TopicReadReply:
             return await reads.read(pb.TopicReadRequest(topic="orders", part=1, offset=offset, wait_ms=wait_ms, max_bytes=1))
