@@ -103,8 +103,8 @@ class Nsq:
         return len(done)
 
     async def again(self) -> None:
-        """A channel gets a message once."""
-        raise NotImplementedError
+        """Never called: a channel of NSQ gets a message once, as `can_begin_anew` says."""
+        raise AssertionError("a channel of NSQ gives a message once")
 
     async def finish(self) -> None:
         """FIN has no answer."""

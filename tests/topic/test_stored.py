@@ -11,7 +11,7 @@ from pixiu.errors import InvalidArgument, OutcomeUnknown, Refusal
 from pixiu.objects.manifest import StoredObject
 from pixiu.wire.levels import Level
 from tests.topic.builders import PART, TOPIC, written
-from tests.topic.test_core import Leader
+from tests.topic.leader import Leader
 from topic import events as ev
 from topic.state.parts import Verdict
 

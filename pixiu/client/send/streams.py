@@ -11,6 +11,7 @@ from pixiu.client.connection_events import ConnectionState
 from pixiu.client.login import refused_login
 from pixiu.client.send.awaited import Awaited, FailureReports
 from pixiu.client.send.callers import Callers, Check
+from pixiu.client.send.ending import end_streams
 from pixiu.client.send.events import (
     Batch,
     CloseStream,
@@ -155,19 +156,10 @@ class SenderShell(Generic[Request, Reply]):
         self._closed = True
         self._alarm.cancel()
         self._callers.close()
-        tasks = []
-        for stream in self._streams.values():
-            stream.closing = True
-            stream.kick()
-            if stream.task is not None:
-                tasks.append(stream.task)
-        if tasks:
-            await asyncio.wait(tasks, timeout=grace_s)
-        self._apply(self.core.abandon("the client was closed before a proxy confirmed it"))
-        ending = [*self._ending, *tasks]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await end_streams(
+            self._streams.values(), self._ending, grace_s,
+            lambda: self._apply(self.core.abandon("the client was closed before a proxy confirmed it")),
+        )  # fmt: skip
 
     def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:

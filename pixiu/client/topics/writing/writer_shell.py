@@ -12,6 +12,7 @@ from pixiu.client.login import refused_login
 from pixiu.client.send.awaited import Awaited
 from pixiu.client.send.callers import Callers
 from pixiu.client.send.early import failure_of
+from pixiu.client.send.ending import end_streams
 from pixiu.client.send.events import Failure
 from pixiu.client.topics.described import children_of, refused
 from pixiu.client.topics.drafts import TopicDraft
@@ -163,19 +164,10 @@ class WriterShell:
         self._around.directory.leave(self._name, self._follower)
         self._alarm.cancel()
         self._callers.close()
-        tasks = []
-        for stream in self._streams.values():
-            stream.closing = True
-            stream.kick()
-            if stream.task is not None:
-                tasks.append(stream.task)
-        if tasks:
-            await asyncio.wait(tasks, timeout=grace_s)
-        self._apply(self.core.abandon("the client was closed before a leader confirmed it"))
-        ending = [*self._ending, *tasks]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await end_streams(
+            self._streams.values(), self._ending, grace_s,
+            lambda: self._apply(self.core.abandon("the client was closed before a leader confirmed it")),
+        )  # fmt: skip
 
     # --- effects
 
