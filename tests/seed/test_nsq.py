@@ -39,7 +39,7 @@ ROWS: Rows = {
         "producers mark messages of load tests; consumers pass or block them [the server does, as a member asks]",
         (
             "topic/dispatch/sorting::messages_of_load_tests_are_for_who_asks_for_them",
-            "topic/core::members_learn_why_they_are_refused",
+            "topic/core_channels::members_learn_why_they_are_refused",
             "e2e/durable_topics::marked_messages_come_to_members_and_readers_that_ask_for_them",
             "pixiu/client/load_tests::a_subscription_gets_what_it_asks_for",
             "pixiu/client/load_tests::what_a_handler_sends_has_the_mark_of_what_it_handles",
@@ -50,9 +50,9 @@ ROWS: Rows = {
     "N5": Row(
         "load tests are not isolated: a wrong mark or too much is washed out by consuming back",
         (
-            "topic/core::what_a_load_test_left_is_washed_out_by_consuming_back",
+            "topic/core_channels::what_a_load_test_left_is_washed_out_by_consuming_back",
             "topic/state/state::a_seek_moves_the_floor_either_way",
-            "topic/core::a_seek_voids_what_members_have",
+            "topic/core_channels::a_seek_voids_what_members_have",
             "pixiu/client/load_tests::an_inbox_acknowledges_what_it_does_not_give",
             "gateway/mail::mail_of_load_tests_is_acknowledged_for_mqtt_clients",
         ),
@@ -94,7 +94,7 @@ ROWS: Rows = {
     "N11": Row(
         "every channel gets everything; inside of one, consumers compete",
         (
-            "topic/core::a_channel_without_a_filter_gets_everything",
+            "topic/core_channels::a_channel_without_a_filter_gets_everything",
             "topic/dispatch/dispatcher::members_share_by_credit",
             "e2e/durable_topics::everything_sent_is_read_and_delivered_to_each_channel",
         ),
@@ -102,8 +102,8 @@ ROWS: Rows = {
     "N12": Row(
         "a channel has one filter; what lacks the key goes to channels without one; what does not match counts as consumed",
         (
-            "topic/core::a_channel_without_a_filter_gets_everything",
-            "topic/core::members_learn_why_they_are_refused",
+            "topic/core_channels::a_channel_without_a_filter_gets_everything",
+            "topic/core_channels::members_learn_why_they_are_refused",
             "pixiu/wire/filters::messages_match_as_the_conditions_say",
             "pixiu/wire/filters::a_message_without_the_header_never_matches",
             "topic/dispatch/sorting::what_a_filter_does_not_want_is_acknowledged_by_one_entry",
@@ -148,7 +148,7 @@ ROWS: Rows = {
         "filters by content that are too special for the core are programs outside of it",
         (
             "pixiu/wire/filters::what_is_no_filter_is_refused",
-            "topic/core::a_filter_is_checked_before_it_comes_into_the_log",
+            "topic/core_channels::a_filter_is_checked_before_it_comes_into_the_log",
             "pixiu/wire/expressions::each_means_what_it_says",
             "pixiu/wire/expressions::random_ones_match_as_a_model_says_and_the_search_for_bytes_changes_nothing",
             "topic/dispatch/sorting::an_expression_chooses_and_messages_without_a_value_are_counted",
@@ -169,8 +169,8 @@ ROWS: Rows = {
             "topic/dispatch/dispatcher::a_refused_message_comes_again_after_its_delay",
             "topic/dispatch/dispatcher::attempts_end_among_the_dead_letters",
             "topic/dispatch/sorting::a_message_waits_for_its_time_and_holds_up_nobody_else",
-            "topic/core::a_seek_voids_what_members_have",
-            "topic/core::resent_dead_letters_are_delivered_as_if_for_the_first_time",
+            "topic/core_channels::a_seek_voids_what_members_have",
+            "topic/core_channels::resent_dead_letters_are_delivered_as_if_for_the_first_time",
             "e2e/durable_topics::a_failing_message_comes_again_and_then_is_a_dead_letter",
         ),
     ),
