@@ -144,6 +144,12 @@ def uin_of_name(name: str) -> UIN:
     return UIN(xxhash.xxh3_64_intdigest(name.encode()) & MAX_ID)
 
 
+def session_uin(uin: int, client_id: str) -> UIN:
+    """The pseudo-user whose inbox holds what an MQTT session that outlives its connection still has to get: 63 bits of an xxh3.
+    Source: docs/mqtt.md, "Sessions"."""
+    return UIN(xxhash.xxh3_64_intdigest(f"session {uin} {client_id}".encode()) & MAX_ID)
+
+
 def device_of_name(name: str) -> DeviceID:
     """The DeviceID of a client that is known only by its name: the top bit and 47 bits of the name's xxh3. Two devices of a user do
     not share one, and it never equals a number that a client chose."""

@@ -13,6 +13,7 @@
     8 clock          limits: cap u32 | full u8 | dedupe, history, age, device age u32 seconds | from_now u8
    10 deletes        n × (UIN u64 | lane u8 | first u64 | last u64)
    11 give up        n × (size u8 | key of a value of the state that no replica has intact)
+   12 note           UIN u64 | name u8 | generation u64 | value; an empty value removes the note
 
 A leader reads them in place (`spans`) and joins its callers' requests; each replica decodes them once, when they are applied.
 Number 9 is not used.

@@ -349,21 +349,27 @@ class PublishBatch(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """chosen by the gateway, never again"""
     count: _builtins.int
     records: _builtins.bytes
     """end to end"""
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each record: the kept session whose client published it, or 0; none: all 0"""
+
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
         count: _builtins.int = ...,
         records: _builtins.bytes = ...,
+        sessions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "number", b"number", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "number", b"number", "records", b"records", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

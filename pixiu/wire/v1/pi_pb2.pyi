@@ -66,6 +66,7 @@ class PiRead(_message.Message):
     PEEK_FIELD_NUMBER: _builtins.int
     BEFORE_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     uin: _builtins.int
     device: _builtins.int
     lane: _builtins.int
@@ -80,6 +81,8 @@ class PiRead(_message.Message):
     """not 0: entries before this InboxSeq, the newest first, acknowledged or not"""
     devices: _builtins.bool
     """the user's devices, too"""
+    notes: _builtins.bool
+    """the user's notes, too"""
     def __init__(
         self,
         *,
@@ -92,10 +95,11 @@ class PiRead(_message.Message):
         peek: _builtins.bool = ...,
         before: _builtins.int = ...,
         devices: _builtins.bool = ...,
+        notes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "before", b"before", "device", b"device", "devices", b"devices", "lane", b"lane", "num", b"num", "peek", b"peek", "session", b"session", "start", b"start", "uin", b"uin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "before", b"before", "device", b"device", "devices", b"devices", "lane", b"lane", "notes", b"notes", "num", b"num", "peek", b"peek", "session", b"session", "start", b"start", "uin", b"uin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
     _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015
@@ -179,6 +183,7 @@ class PiReadReply(_message.Message):
     UP_TO_FIELD_NUMBER: _builtins.int
     UNREAD_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     floor: _builtins.int
     """entries up to here cannot be read any more"""
     gap: _builtins.int
@@ -201,6 +206,8 @@ class PiReadReply(_message.Message):
 
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___PiDevice]: ...
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PiNote]: ...
     def __init__(
         self,
         *,
@@ -214,14 +221,45 @@ class PiReadReply(_message.Message):
         up_to: _builtins.int = ...,
         unread: _builtins.int = ...,
         devices: _abc.Iterable[Global___PiDevice] | None = ...,
+        notes: _abc.Iterable[Global___PiNote] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "devices", b"devices", "dropped", b"dropped", "floor", b"floor", "gap", b"gap", "last", b"last", "msg_ids", b"msg_ids", "seqs", b"seqs", "unread", b"unread", "up_to", b"up_to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "devices", b"devices", "dropped", b"dropped", "floor", b"floor", "gap", b"gap", "last", b"last", "msg_ids", b"msg_ids", "notes", b"notes", "seqs", b"seqs", "unread", b"unread", "up_to", b"up_to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PiReadReply: _TypeAlias = PiReadReply  # noqa: Y015
+
+@_typing.final
+class PiNote(_message.Message):
+    """A value that a server keeps beside a user's inbox, such as the filters of an MQTT session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    name: _builtins.int
+    """0 to 7"""
+    generation: _builtins.int
+    """of its writer: a lower one cannot replace it"""
+    value: _builtins.bytes
+    """at most 64 KiB"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "name", b"name", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PiNote: _TypeAlias = PiNote  # noqa: Y015
 
 @_typing.final
 class PiDevice(_message.Message):
