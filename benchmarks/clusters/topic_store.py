@@ -1,8 +1,9 @@
 """A part of `topics.py`: writers while the object store fails, and what it has in the end.
 
-One topic of one group with two replicas, whose closed segments go to `faulty_files.py`. A writer sends at a steady rate: for N
-minutes as it is, for N minutes while half of the store's answers are 503, for N minutes while it is away, and then until it has
-caught up. Then everything is read, most of it from the store, since files go after 20 seconds.
+One topic of one group with two replicas, whose closed segments go to `faulty_files.py`. A writer sends at a steady rate. For N
+minutes each, in turn for 20 seconds at a time, the store is as it is, answers half of the requests with 503, and is away; so what
+else the machine does changes all three alike. Then half of the answers are 503 for N minutes, the store is away for N minutes, and
+the writer waits until it has caught up. At last everything is read, most of it from the store, since files go after 20 seconds.
 
 Estimate: no writer notices: p99 within a factor of two, and noise; uploads catch up in the time that the bytes take on the disk.
 """
@@ -28,6 +29,8 @@ from tools.cli.http import fetch, samples
 from tools.topics.calls import TopicCluster
 
 PHASES = (("as it is", "0"), ("half 503", "0.5"), ("away", "1"))
+BLOCK_S = 20.0
+"""Length of a phase's turn."""
 SETTINGS = {"store_segment_mb": 1, "store_idle_s": 1.0, "local_retention_s": 20.0, "flush_interval_s": 0.5, "memory_mb": 16}
 SWEEP_S = 0.005
 CATCH_UP_S = 600.0
@@ -44,9 +47,16 @@ async def store(arguments: argparse.Namespace, folder: Path, findings: Any) -> N
             await px.topics.create("apart", parts=1)
             writer = _Writer(await px.durable_topic("apart").writer().open(), arguments.store_rate)
             figures: dict[str, Any] = {}
-            for name, share in PHASES:
+            took: dict[str, list[float]] = {name: [] for name, _ in PHASES}
+            for _ in range(max(1, round(60.0 * arguments.minutes / BLOCK_S))):
+                for name, share in PHASES:
+                    faults.write_text(share)
+                    took[name] += await writer.run(BLOCK_S)
+            figures["in turn"] = {name: _summary(each) for name, each in took.items()}
+            say(f"in turn: {figures['in turn']}")
+            for name, share in PHASES[1:]:
                 faults.write_text(share)
-                figures[name] = await writer.run(60.0 * arguments.minutes) | await _uploads(cluster)
+                figures[name] = _summary(await writer.run(60.0 * arguments.minutes)) | await _uploads(cluster)
                 say(f"{name}: {figures[name]}")
             faults.write_text("0")
             figures["catches up in, s"] = await _caught_up(cluster)
@@ -65,8 +75,8 @@ class _Writer:
         self._writer, self._rate = writer, rate
         self.sent = 0
 
-    async def run(self, seconds: float) -> dict[str, float]:
-        """Send for a time. Returns milliseconds until messages were confirmed."""
+    async def run(self, seconds: float) -> list[float]:
+        """Send for a time. Returns milliseconds until each message was confirmed."""
         began, took, mine = time.monotonic(), list[float](), 0
         waiting: deque[tuple[float, Any]] = deque()
         while time.monotonic() < began + seconds or waiting:
@@ -79,13 +89,18 @@ class _Writer:
                 await receipt
                 took.append((time.monotonic() - at) * 1000)
             await asyncio.sleep(SWEEP_S)
-        took.sort()
-        return {"messages": len(took)} | {
-            f"{name} ms": round(took[int(len(took) * share)], 1) for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
-        }
+        return took
 
     async def close(self) -> None:
         await self._writer.close()
+
+
+def _summary(took: list[float]) -> dict[str, float]:
+    """Number and percentiles of milliseconds."""
+    took = sorted(took)
+    return {"messages": len(took)} | {
+        f"{name} ms": round(took[int(len(took) * share)], 1) for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
+    }
 
 
 async def _state(cluster: LocalCluster) -> topic_pb2.TopicStore:
