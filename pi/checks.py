@@ -16,6 +16,7 @@ from pixiu.ids import MAX_ID
 from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
+    CLEAR,
     DELETE,
     FANOUT_HEAD,
     MAX_RECEIVERS,
@@ -30,14 +31,16 @@ from pixiu.wire.inbox_operations import (
 
 Span = tuple[int, int, int]
 """(number, begin of the body, end of the body): see `pixiu.wire.inbox_operations.spans`."""
-_APPENDS, _FANOUT, _ADD_DEVICE = int(Op.APPENDS), int(Op.FANOUT), int(Op.ADD_DEVICE)
+_APPENDS, _FANOUT = int(Op.APPENDS), int(Op.FANOUT)
+_SINGLE: Final = (int(Op.ADD_DEVICE), int(Op.NOTE))
+"""Operations on one user, with whose UIN they begin."""
 _LEADERS: Final = (int(Op.CLOCK), int(Op.GIVE_UP))
 """Operations that only a leader may put into the log."""
 _USERS: Final = {
     int(op): struct.Struct(f"<Q{form.size - U64.size}x")
     for op, form in (
         (Op.ACKNOWLEDGES, ACKNOWLEDGE), (Op.OPEN_SESSIONS, USER_DEVICE), (Op.DROP_DEVICES, USER_DEVICE), (Op.TRIMS, TRIM),
-        (Op.DELETES, DELETE),
+        (Op.DELETES, DELETE), (Op.CLEARS, CLEAR),
     )
 }  # fmt: skip
 """Items that begin with a UIN: the formats read only that."""
@@ -92,7 +95,7 @@ def check(payload: bytes, found: Sequence[Span], partition: int, partitions: int
             check_users(receivers, partition, partitions)
             _check_messages(_numbers(payload, begin + WRITER.size, 1))
             appends += len(receivers)
-        elif op == _ADD_DEVICE:
+        elif op in _SINGLE:
             check_users(_numbers(payload, begin, 1), partition, partitions)
         elif op in _LEADERS:
             raise InvalidArgument("only a leader sets the clock, or gives up what is lost")

@@ -67,6 +67,9 @@ HELD_S: Final = 0.5
 """Time for which a child that learns holds requests, seconds. It decides them if it opens meanwhile; it gets them because its
 parent has been split. Policy: after that time, and beyond `MAX_WAITING_BYTES` or `MAX_HELD`, requests are refused."""
 MAX_HELD: Final = 4096
+MAX_NOTES_BYTES: Final = 1 << 20
+"""Limit of the notes in the answers to a request, bytes. Policy: further reads with notes are answered with OVERLOADED, and can be
+sent again at once."""
 _CODES: Final = {
     Code.UNKNOWN_DEVICE: UnknownDevice.code, Code.OLD_SESSION: OldSession.code, Code.INVALID_ARGUMENT: InvalidArgument.code,
 }  # fmt: skip
@@ -80,7 +83,7 @@ class Inboxes(Protocol):
 
     def read(
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
-        devices: bool = False,
+        devices: bool = False, notes: bool = False,
     ) -> Read:  # fmt: skip
         """Entries of an inbox. Raises ReadRefusal, StateDamaged."""
 
@@ -283,7 +286,11 @@ class Core(EventTable[ev.Effect]):
             self._held_bytes = sum(len(request.operations) for _, request in self._held)
 
     def _read_all(self, reads: Sequence[ev.ReadRequest]) -> list[ev.ReadFound]:
-        found = [self._read(read) for read in reads]
+        found: list[ev.ReadFound] = []
+        room = MAX_NOTES_BYTES
+        for read in reads:
+            found.append(self._read(read) if room > 0 or not read.notes else ev.ReadFound([], code=Overloaded.code))
+            room -= sum([len(note.value) for note in found[-1].notes])
         if found and not self._inboxes.may_read():
             return [ev.ReadFound([], code=Unavailable.code) for _ in reads]
         return found

@@ -20,6 +20,7 @@ from pixiu.errors import MalformedData
 from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
+    CLEAR,
     DELETE,
     ENTRY_KIND,
     FANOUT_HEAD,
@@ -49,7 +50,7 @@ class PiCopying(Copying):
         reset: forgets everything in memory.
     """
 
-    SPACES: ClassVar[bytes] = b"TKICDHU"
+    SPACES: ClassVar[bytes] = b"TKICDHNU"
     """The sweeps find inboxes by T, so nothing else of an inbox may be deleted before it. Nothing is stored under I any more."""
     KEPT: ClassVar[tuple[bytes, ...]] = (META_KEY, DOUBLING_KEY)
 
@@ -114,7 +115,7 @@ class PiCopying(Copying):
 _USERS: Final = {
     int(Op.ACKNOWLEDGES): (0, ACKNOWLEDGE, 0), int(Op.OPEN_SESSIONS): (0, USER_DEVICE, 0),
     int(Op.DROP_DEVICES): (0, USER_DEVICE, 0), int(Op.TRIMS): (0, TRIM, 0), int(Op.DELETES): (0, DELETE, 0),
-    int(Op.ADD_DEVICE): (0, None, 0),
+    int(Op.ADD_DEVICE): (0, None, 0), int(Op.NOTE): (0, None, 0), int(Op.CLEARS): (0, CLEAR, 0),
     int(Op.APPENDS): (WRITER.size, APPEND, 8), int(Op.FANOUT): (FANOUT_HEAD, U64, 0),
 }  # fmt: skip
 """By operation: bytes before its items, the format of an item, offset of the UIN in it."""

@@ -13,6 +13,7 @@ from cluster.core.contract import EndOfTurn, Tick
 from cluster.replication.core.events import Accepted, Persisted
 from cluster.store.doubling.copied import Record
 from cluster.store.events import Committed, LeaderChanged, Propose, Refused
+from pi.inboxes.notes import NoteFound
 from pi.inboxes.reading import DeviceFound
 from pixiu.wire.levels import Level, Triple
 
@@ -33,6 +34,8 @@ class ReadRequest(NamedTuple):
     """Not 0: entries before this one, the newest first."""
     devices: bool = False
     """True if the user's devices are wanted, too."""
+    notes: bool = False
+    """True if the user's notes are wanted, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,8 @@ class ReadFound:
     up_to: int = 0
     unread: int = 0
     devices: Sequence[DeviceFound] = ()
+    notes: Sequence[NoteFound] = ()
+    generation: int = 0
     code: str = ""
 
 

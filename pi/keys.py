@@ -6,8 +6,9 @@
     H | UIN u64 | lane u8                                head: last, floor, base, gap, dropped, hour, highest counters, D?
     C | UIN u64 | device u16 | lane u8                   cursor: UpTo u64 | map u64
     D | UIN u64 | lane u8                                deleted: n × (first InboxSeq u64 | last u64)
-    U | UIN u64                                          the user's devices: number, session, seen at, client ID of each
-    T | hour u32 | UIN u64 | lane u8                     nothing: the inbox got entries in that hour
+    U | UIN u64                                          the user's devices: number, session, seen at, client ID of each; notes
+    N | UIN u64 | name u8                                a note: generation u64 | value
+    T | hour u32 | UIN u64 | lane u8                     nothing: the inbox got entries in that hour; lane 4: a note was set
     G | worker u16                                       epoch u32 | generation u32
     P                                                    where the doubling of this partition stands: see `cluster.store.doubling`
     M                                                    applied position, clock, limits, where the sweeps are
@@ -44,6 +45,10 @@ CHUNK_ENTRIES: Final = 32
 """InboxSeqs of one chunk. Part of the stored format."""
 CURSOR_VALUE: Final = struct.Struct("<QQ")
 WRITER_VALUE: Final = struct.Struct("<II")
+NOTE_VALUE: Final = struct.Struct("<Q")
+"""What precedes a note's value: its generation."""
+NOTES_LANE: Final = 4
+"""Stands for a lane in the keys of hours: a note was set, or removed."""
 
 
 class ValueDamaged(StateDamaged):
@@ -87,11 +92,14 @@ def name_of(key: bytes) -> str:
         return f"the cursor of device {device} in lane {lane} of inbox {uin:016x}"
     if space == b"U" and size == USER_KEY.size:
         return f"the devices of user {USER_KEY.unpack(key)[1]:016x}"
+    if space == b"N" and size == INBOX_KEY.size:
+        _, uin, name = INBOX_KEY.unpack(key)
+        return f"note {name} of user {uin:016x}"
     return f"the value of key {key.hex()}"
 
 
 _UIN: Final = struct.Struct(">Q")
-_UIN_AT: Final = {b"K": 1, b"H": 1, b"C": 1, b"D": 1, b"U": 1, b"T": 5}
+_UIN_AT: Final = {b"K": 1, b"H": 1, b"C": 1, b"D": 1, b"U": 1, b"N": 1, b"T": 5}
 """Offset of the UIN in a key, by the key's first byte."""
 
 
@@ -124,6 +132,11 @@ def deleted_key(uin: int, lane: int) -> bytes:
 def user_key(uin: int) -> bytes:
     """Key of a user's devices."""
     return USER_KEY.pack(b"U", uin)
+
+
+def note_key(uin: int, name: int) -> bytes:
+    """Key of a note."""
+    return INBOX_KEY.pack(b"N", uin, name)
 
 
 def time_key(hour: int, uin: int, lane: int) -> bytes:

@@ -152,11 +152,11 @@ class Service(StoreShell):
 
     def read(
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
-        devices: bool = False,
+        devices: bool = False, notes: bool = False,
     ) -> Read:  # fmt: skip
         """Entries of an inbox. Raises ReadRefusal, StateDamaged."""
         try:
-            return self._machine.read(uin, number, lane, session, start, count, before, devices)
+            return self._machine.read(uin, number, lane, session, start, count, before, devices, notes)
         except StateDamaged as damage:
             self._machine.damaged = str(damage)
             self.repairer.damaged(str(damage))

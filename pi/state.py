@@ -23,6 +23,7 @@ from pi.inboxes.expiry import BEGINNING, PURGE_A_TOUCH, Expiry
 from pi.inboxes.inbox import MAX_DEVICES, Device, Head, User
 from pi.inboxes.inbox_table import MAX_HEADS, MAX_USERS, InboxTable
 from pi.inboxes.loss import Loss
+from pi.inboxes.notes import Notes
 from pi.inboxes.reading import Read as Read
 from pi.inboxes.reading import Reader
 from pi.inboxes.reading import ReadRefusal as ReadRefusal
@@ -34,6 +35,7 @@ from pixiu.wire.cursor import Cursor
 from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
+    CLEAR,
     DELETE,
     DEVICE_ID_BYTES,
     ENTRY_KIND,
@@ -46,6 +48,7 @@ from pixiu.wire.inbox_operations import (
     Acknowledges,
     AddDevice,
     Appends,
+    Clears,
     Clock,
     Code,
     Deletes,
@@ -53,6 +56,7 @@ from pixiu.wire.inbox_operations import (
     Fanout,
     GiveUp,
     Limits,
+    Note,
     OpenSessions,
     Operation,
     Trims,
@@ -106,7 +110,8 @@ class State:
         self._writers: dict[int, tuple[int, int]] = {}
         """Worker → (epoch, highest generation)."""
         self._deletions = Deletions(self.inboxes)
-        self._expiry = Expiry(self.inboxes, self._deletions)
+        self.notes = Notes(self.inboxes)
+        self._expiry = Expiry(self.inboxes, self._deletions, self.notes)
         self._reader = Reader(self.inboxes, self._deletions)
         self._loss = Loss(self.inboxes, self._deletions)
         self.copying = self.copying_type(
@@ -183,8 +188,8 @@ class State:
 
     @property
     def unwritten(self) -> int:
-        """Changes that wait for a transaction."""
-        return len(self.table.changes) + len(self.inboxes.dirty)
+        """Changes that wait for a transaction; a large value counts more."""
+        return len(self.table.changes) + self.table.kib + len(self.inboxes.dirty)
 
     # --- applying
 
@@ -278,6 +283,10 @@ class State:
                 return [self._trim(*item) for item in TRIM.iter_unpack(items)]
             case Deletes(items):
                 return [self._delete(*item) for item in DELETE.iter_unpack(items)]
+            case Note(uin, name, generation, value):
+                return [self.notes.set(uin, name, generation, value)]
+            case Clears(items):
+                return [self.notes.clear(*item) for item in CLEAR.iter_unpack(items)]
             case Clock(limits):
                 self.inboxes.limits = limits
                 return [int(self.copying.holds or self._expiry.sweep())]

@@ -1,4 +1,4 @@
-"""Expiry of inbox entries: acknowledged ones, those over the age limit, those beyond the cap. Pure.
+"""Expiry of inbox entries: acknowledged ones, those over the age limit, those beyond the cap; and of users with notes. Pure.
 
     floor moves    over entries that every counted device acknowledged and whose history is over; over those that are too old;
                    by a trim; over deleted entries
@@ -19,7 +19,8 @@ from typing import Final
 from pi.inboxes.deletions import Deletions
 from pi.inboxes.inbox import Head
 from pi.inboxes.inbox_table import Entries, InboxTable
-from pi.keys import TIME_KEY, time_key
+from pi.inboxes.notes import Notes
+from pi.keys import NOTES_LANE, TIME_KEY, time_key
 
 PURGE_A_TOUCH: Final = 64
 """Limit of entries that one operation on an inbox looks at."""
@@ -34,8 +35,8 @@ BEGINNING: Final = bytes(_PLACE.size)
 class Expiry:
     """Drops expired and acknowledged entries of a state's inboxes."""
 
-    def __init__(self, inboxes: InboxTable, deletions: Deletions) -> None:
-        self._inboxes, self._deletions = inboxes, deletions
+    def __init__(self, inboxes: InboxTable, deletions: Deletions, notes: Notes) -> None:
+        self._inboxes, self._deletions, self._notes = inboxes, deletions, notes
         self.near = BEGINNING
         """Position of the near sweep: hour, UIN, lane."""
         self.far = BEGINNING
@@ -133,15 +134,18 @@ class Expiry:
             return place, True
         found = inboxes.table.keys(b"T" + place, time_key(hours, 0, 0), SWEEP_INBOXES)
         for key in found:
-            _, _, uin, lane = TIME_KEY.unpack(key)
+            _, hour, uin, lane = TIME_KEY.unpack(key)
             if not self.stays(uin):
                 place = _after(key)
                 continue
             inboxes.table.get(key)  # checks its CRC: no other inbox than the one meant may be touched
-            head = inboxes.head(uin, lane)
-            looked = self._expire(uin, lane, head, budget) if far else 0
-            looked += self.settle(uin, lane, head, max(budget - looked, 0))
-            budget -= looked
+            if lane == NOTES_LANE:
+                budget -= self._notes.expire(uin, hour) if far else 0
+            else:
+                head = inboxes.head(uin, lane)
+                looked = self._expire(uin, lane, head, budget) if far else 0
+                looked += self.settle(uin, lane, head, max(budget - looked, 0))
+                budget -= looked
             if budget <= 0:
                 return key[1:], False
             place = _after(key)

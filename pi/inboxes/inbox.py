@@ -26,6 +26,8 @@ HAS_DELETED: Final = b"\1"
 """Follows a head that has deleted ranges."""
 USER: Final = struct.Struct("<IHB")
 DEVICE: Final = struct.Struct("<HIIB")
+NOTES: Final = struct.Struct("<QBI")
+"""Follows the devices of a user who has, or had, notes."""
 
 
 class Head:
@@ -86,9 +88,9 @@ class Device:
 
 
 class User:
-    """A user's devices."""
+    """A user's devices, and which notes there are."""
 
-    __slots__ = ("devices", "newest", "sessions")
+    __slots__ = ("devices", "generation", "hour", "names", "newest", "sessions")
 
     def __init__(self) -> None:
         self.devices: dict[int, Device] = {}
@@ -96,12 +98,20 @@ class User:
         """The last DeviceID assigned."""
         self.sessions = 0
         """The last session number assigned, to any device: numbers of a returning device grow, too."""
+        self.generation = 0
+        """The highest generation that set or removed a note; 0: there never was one."""
+        self.names = 0
+        """Bit i: there is a note i."""
+        self.hour = 0
+        """The newest hour under which the notes are listed."""
 
     def encode(self) -> bytes:
         """Encode as stored."""
         parts = [USER.pack(self.sessions, self.newest, len(self.devices))]
         for number, device in self.devices.items():
             parts += (DEVICE.pack(number, device.session, device.seen_s, len(device.client_id)), device.client_id)
+        if self.generation:
+            parts.append(NOTES.pack(self.generation, self.names, self.hour))
         return b"".join(parts)
 
     @classmethod
@@ -116,6 +126,8 @@ class User:
             offset += DEVICE.size
             user.devices[number] = Device(session, seen_s, body[offset : offset + size])
             offset += size
+        if offset < len(body):
+            user.generation, user.names, user.hour = NOTES.unpack_from(body, offset)
         return user
 
     def free_number(self) -> int:

@@ -102,6 +102,14 @@ class InboxTable:
         """Note that an inbox must be stored again."""
         self.dirty[uin << 2 | lane] = head
 
+    def remove(self, uin: int, lane: int) -> None:
+        """Remove the head of an inbox without entries."""
+        self.head(uin, lane)  # encodes it if it is being frozen, so that it is not written after this
+        self.heads.drop(uin << 2 | lane)
+        self.dirty.pop(uin << 2 | lane, None)
+        if self.table.get_raw(head_key(uin, lane)) is not None:
+            self.table.delete(head_key(uin, lane))
+
     def replace(self, uin: int, lane: int, head: Head) -> None:
         """Replace an inbox's head."""
         self.heads.put(uin << 2 | lane, head)
@@ -191,6 +199,11 @@ class InboxTable:
     def put_user(self, uin: int, user: User) -> None:
         """Store a user."""
         self.table.put(user_key(uin), user.encode())
+
+    def remove_user(self, uin: int) -> None:
+        """Remove a user without devices."""
+        self._users.drop(uin)
+        self.table.delete(user_key(uin))
 
     def cursor(self, uin: int, number: int, device: Device, lane: int) -> Cursor:
         """A device's cursor."""

@@ -4,7 +4,8 @@
     head             made again from the chunks: nothing is lost
     deleted ranges   gone: deleted entries can be read again
     cursor           gone: the device gets all stored entries again
-    devices          gone with their cursors: each begins again as a new device
+    devices          gone with their cursors: each begins again as a new device; notes stay
+    note             gone
     hour, writer     made again; gone, until the writer's next request
 
 Every replica does the same, even if its own value is undamaged.
@@ -27,25 +28,30 @@ from pi.keys import (
     CURSOR_KEY,
     CURSOR_VALUE,
     INBOX_KEY,
+    NOTE_VALUE,
+    NOTES_LANE,
     TIME_KEY,
     USER_KEY,
     WRITER_KEY,
     chunk_key,
     cursor_key,
     deleted_key,
+    note_key,
+    time_key,
+    user_key,
 )
 from pixiu.errors import StateDamaged
 from pixiu.ids import msg_partition, msg_sequence
-from pixiu.wire.inbox_operations import MAX_LANE
+from pixiu.wire.inbox_operations import MAX_LANE, MAX_NOTE
 
-ORDER: Final = b"UCHDKTG"
+ORDER: Final = b"NUCHDKTG"
 """Order in which values are replaced: each may need those before it."""
 JUMP: Final = 1 << 20
 """Numbers skipped in an inbox without entries whose head is lost, after the highest one seen by its cursors: no number is given
 twice."""
 _SIZES: Final = {
     b"U": USER_KEY.size, b"C": CURSOR_KEY.size, b"H": INBOX_KEY.size, b"D": INBOX_KEY.size, b"K": CHUNK_KEY.size,
-    b"T": TIME_KEY.size, b"G": WRITER_KEY.size,
+    b"N": INBOX_KEY.size, b"T": TIME_KEY.size, b"G": WRITER_KEY.size,
 }  # fmt: skip
 _MAX: Final = (1 << 64) - 1
 _ALL: Final = 1 << 62
@@ -68,6 +74,8 @@ class Loss:
     def _give_up(self, key: bytes, lost: frozenset[bytes]) -> None:
         table = self._inboxes.table
         match key[:1]:
+            case b"N":
+                self._note(key, lost)
             case b"U":
                 self._devices(USER_KEY.unpack(key)[1])
             case b"C":
@@ -95,8 +103,29 @@ class Loss:
             inboxes.table.delete(key)
         user = User()
         user.sessions = inboxes.now_s  # above every number given before: there are fewer sessions than seconds
+        for key in inboxes.table.keys(note_key(uin, 0), note_key(uin, MAX_NOTE + 1), _ALL):
+            user.names |= 1 << key[-1]
+            user.generation, user.hour = max(user.generation, self._generation(key)), inboxes.now_s // 3600
+            inboxes.table.put(time_key(user.hour, uin, NOTES_LANE), b"")
         inboxes.put_user(uin, user)
         inboxes.forget_user(uin)
+
+    def _generation(self, key: bytes) -> int:
+        """The generation of a note; the lowest one if it is broken."""
+        try:
+            body = self._inboxes.table.get(key)
+        except StateDamaged:
+            return 1
+        return int(NOTE_VALUE.unpack_from(body or bytes(NOTE_VALUE.size))[0])
+
+    def _note(self, key: bytes, lost: frozenset[bytes]) -> None:
+        inboxes = self._inboxes
+        _, uin, name = INBOX_KEY.unpack(key)
+        inboxes.table.delete(key)
+        if user_key(uin) not in lost:
+            user = inboxes.user(uin)
+            user.names &= ~(1 << name)
+            inboxes.put_user(uin, user)
 
     def _head(self, uin: int, lane: int, lost: frozenset[bytes]) -> None:
         table = self._inboxes.table

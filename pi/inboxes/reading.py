@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from pi.inboxes.deletions import Deletions
 from pi.inboxes.inbox import Device, Head
 from pi.inboxes.inbox_table import Entries, InboxTable
+from pi.inboxes.notes import NoteFound
 from pi.inboxes.ranges import Ranges
 from pixiu.wire.cursor import Cursor
 from pixiu.wire.inbox_operations import MAX_LANE, Code
@@ -61,6 +62,10 @@ class Read(NamedTuple):
     """Readable entries that the device has not acknowledged. Without a device: all readable entries."""
     devices: Sequence[DeviceFound] = ()
     """If requested."""
+    notes: Sequence[NoteFound] = ()
+    """If requested."""
+    generation: int = 0
+    """With notes: below this one none can be set; 0: there never was one."""
 
 
 def unread_by(cursor: Cursor, head: Head, deleted: Ranges) -> int:

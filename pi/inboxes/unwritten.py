@@ -38,6 +38,9 @@ class Table:
         self._store = store
         self.changes: Changes = {}
         self.frozen: Changes = {}
+        self.kib = 0
+        """KiB of the large values in `changes`, an estimate: what waits is bounded by it, too."""
+        self._frozen_kib = 0
 
     def get_raw(self, key: bytes) -> bytes | None:
         """Return a value with its CRC."""
@@ -54,6 +57,7 @@ class Table:
     def put(self, key: bytes, body: bytes) -> None:
         """Set a value."""
         self.changes[key] = seal(key, body)
+        self.kib += len(body) >> 10
 
     def put_raw(self, key: bytes, value: bytes) -> None:
         """Set a value with its CRC."""
@@ -80,13 +84,15 @@ class Table:
         """Return the changes to write now. `thawed` or `refused` must follow before the next call."""
         assert not self.frozen
         self.frozen, self.changes = self.changes, {}
+        self._frozen_kib, self.kib = self.kib, 0
         return self.frozen
 
     def thawed(self) -> None:
         """Drop the frozen changes, which were written."""
-        self.frozen = {}
+        self.frozen, self._frozen_kib = {}, 0
 
     def refused(self) -> None:
         """Put the frozen changes back, which were not written: they go with the next."""
         self.changes = {**self.frozen, **self.changes}
-        self.frozen = {}
+        self.kib += self._frozen_kib
+        self.frozen, self._frozen_kib = {}, 0

@@ -328,12 +328,17 @@ class Machine:
 
     def read(
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
-        devices: bool = False,
+        devices: bool = False, notes: bool = False,
     ) -> Read:  # fmt: skip
         """Serve a `pi.events.ReadRequest`. Raises ReadRefusal, StateDamaged."""
         if number == NO_DEVICE:
-            return self.state.peek(uin, lane, start or 0, count, before, devices=devices)
-        return self.state.read(uin, number, lane, session, start, count, before, devices=devices)
+            found = self.state.peek(uin, lane, start or 0, count, before, devices=devices)
+        else:
+            found = self.state.read(uin, number, lane, session, start, count, before, devices=devices)
+        if notes:
+            kept, generation = self.state.notes.of(uin)
+            return found._replace(notes=kept, generation=generation)
+        return found
 
     async def flush(self) -> None:
         """Write one transaction, durably. Raises DiskFull, DiskFailed, StateDamaged."""

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +31,8 @@ DAMAGED_NAME: Final = "damaged"
 EARLY_NAME: Final = "given-up"
 """File with the values that a rebuilt state gives up, and before which entries."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+PART_BYTES: Final = 8 << 20
+"""Values after which a reader returns what it has, bytes."""
 _READING: Final = ("opened", "read", "verified")
 SHORT_WRITE_BYTES: Final = 1 << 20
 """LMDB reports a partial write only as an I/O error. With less free space than this the reason is a full disk: LMDB writes at most
@@ -46,13 +47,18 @@ class StateReader:
         self._transaction = transaction
 
     def rows(self, after: bytes, limit: int) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-        """Return keys and values with CRCs, from a key on, and the key to go on from, None at the end. Raises DiskFailed,
-        StateDamaged."""
+        """Return at most `limit` keys and values with CRCs, from a key on, and the key to go on from, None at the end. Raises
+        DiskFailed, StateDamaged."""
         try:
             with self._transaction.cursor() as cursor:
                 found = cursor.set_range(after) if after else cursor.first()
-                rows = [(bytes(key), bytes(value)) for key, value in islice(cursor.iternext(), limit)] if found else []
-                more = len(rows) == limit and cursor.set_range(rows[-1][0] + b"\0")
+                rows, size = list[tuple[bytes, bytes]](), 0
+                for key, value in cursor.iternext() if found else ():
+                    rows.append((bytes(key), bytes(value)))
+                    size += len(value)
+                    if len(rows) == limit or size >= PART_BYTES:
+                        break
+                more = (len(rows) == limit or size >= PART_BYTES) and cursor.set_range(rows[-1][0] + b"\0")
                 return rows, bytes(cursor.key()) if more else None
         except lmdb.Error as error:
             raise self.store.problem("read", error) from error

@@ -121,7 +121,7 @@ class Export:
             while self._ranges and max(seen, len(found)) < PART_ROWS:
                 low, high = self._ranges[0]
                 start = max(low, self._after + b"\0") if self._after else low
-                rows, _ = reader.rows(start, PAGE_ROWS)
+                rows, following = reader.rows(start, PAGE_ROWS)
                 seen += PAGE_ROWS if len(rows) == PAGE_ROWS else len(rows) + 1
                 for key, value in rows:
                     if key >= high or len(found) >= PART_ROWS:
@@ -129,7 +129,7 @@ class Export:
                     found += self._rows_of(key, value)
                     self._after = key
                     breath.take()
-                if len(found) < PART_ROWS and (len(rows) < PAGE_ROWS or rows[-1][0] >= high):
+                if len(found) < PART_ROWS and (following is None or rows[-1][0] >= high):
                     self._ranges.pop(0)
         finally:
             reader.close()

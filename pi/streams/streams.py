@@ -54,7 +54,7 @@ def reads_of(request: pi_pb2.PiRequest) -> list[ReadRequest]:
         num = min(read.num, MAX_READ, left)
         left -= num
         device = NO_DEVICE if read.peek else read.device
-        found.append(ReadRequest(read.uin, device, read.lane, read.session, start, num, read.before, read.devices))
+        found.append(ReadRequest(read.uin, device, read.lane, read.session, start, num, read.before, read.devices, read.notes))
     return found
 
 
@@ -74,13 +74,15 @@ def message_of(reply: Reply) -> pi_pb2.PiReply:
         answer = message.reads.add(
             seqs=[seq for seq, _ in found.entries], msg_ids=[msg_id for _, msg_id in found.entries], floor=found.floor,
             gap=found.gap, last=found.last, dropped=found.dropped, up_to=found.up_to,
-            code=found.code, unread=found.unread,
+            code=found.code, unread=found.unread, notes_generation=found.generation,
         )  # fmt: skip
         for device in found.devices:
             answer.devices.add(
                 device=device.number, client_id=device.client_id, seen_s=device.seen_s + EPOCH_S, counts=device.counts,
                 up_to=device.up_to, map=device.bits, unread=device.unread,
             )  # fmt: skip
+        for note in found.notes:
+            answer.notes.add(name=note.name, generation=note.generation, value=note.value)
     if reply.server is not None:
         partition, partitions, address = reply.server
         message.server.CopyFrom(pi_pb2.PiServer(partition=partition, partitions=partitions, address=address))
@@ -119,6 +121,8 @@ class PiService(pi_pb2_grpc.PiServicer):
             if request.operations:
                 for what in removals(request.operations):
                     caller = caller or who()
+                    if what["what"] == "clear" and caller.role == "gateway":
+                        continue  # a client has begun anew, or ended its session
                     self._audit.write("inbox_change", caller=caller.role, name=caller.name, peer=handler.peer, **what)
             self._hub.request(number, request)
             return ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, DELETE, HEAD, TRIM, U64, USER_DEVICE, WRITER, Op
+from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, CLEAR, DELETE, HEAD, TRIM, U64, USER_DEVICE, WRITER, Op
 
 _ITEMS: Final[Mapping[int, tuple[int, int, int]]] = {
     Op.APPENDS: (WRITER.size, APPEND.size, U64.size),
@@ -22,6 +22,8 @@ _ITEMS: Final[Mapping[int, tuple[int, int, int]]] = {
     Op.DROP_DEVICES: (0, USER_DEVICE.size, 0),
     Op.TRIMS: (0, TRIM.size, 0),
     Op.DELETES: (0, DELETE.size, 0),
+    Op.NOTE: (0, 0, 0),
+    Op.CLEARS: (0, CLEAR.size, 0),
 }
 """Operation → offset of its items, bytes of one (0: there is one), and offset of the UIN in it."""
 MAX_LOOKED_AT: Final = 64
@@ -43,6 +45,10 @@ def removals(operations: bytes) -> Iterator[dict[str, object]]:
             for begin in range(0, len(body) - USER_DEVICE.size + 1, USER_DEVICE.size):
                 uin, device = USER_DEVICE.unpack_from(body, begin)
                 yield {"what": "drop device", "uin": uin, "device": device}
+        elif number == Op.CLEARS:
+            for begin in range(0, len(body) - CLEAR.size + 1, CLEAR.size):
+                uin, _ = CLEAR.unpack_from(body, begin)
+                yield {"what": "clear", "uin": uin}
 
 
 def work_of(operations: bytes, readers: list[int], lot: float) -> tuple[int, int]:

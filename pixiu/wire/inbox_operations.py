@@ -14,6 +14,7 @@
    10 deletes        n × (UIN u64 | lane u8 | first u64 | last u64)
    11 give up        n × (size u8 | key of a value of the state that no replica has intact)
    12 note           UIN u64 | name u8 | generation u64 | value; an empty value removes the note
+   13 clears         n × (UIN u64 | generation u64)
 
 A leader reads them in place (`spans`) and joins its callers' requests; each replica decodes them once, when they are applied.
 Number 9 is not used.
@@ -41,6 +42,10 @@ DEVICE_ID_BYTES: Final = DEVICE_BITS // 8
 KEPT_NAME_BYTES: Final = MAX_CLIENT_ID_BYTES - DEVICE_ID_BYTES
 """Limit of a device's name, bytes; a longer one is cut."""
 MAX_LANE: Final = 3
+MAX_NOTE: Final = 7
+"""Highest name of a note."""
+MAX_NOTE_BYTES: Final = 64 << 10
+"""Limit of a note's value, bytes."""
 MAX_OPERATIONS: Final = 65_536
 """Limit of operations in one request, and in one entry of the log."""
 MAX_OPERATIONS_BYTES: Final = 1 << 20
@@ -65,6 +70,8 @@ ACKNOWLEDGE: Final = struct.Struct("<QHBxIQQ")
 USER_DEVICE: Final = struct.Struct("<QH")
 TRIM: Final = struct.Struct("<QBQ")
 DELETE: Final = struct.Struct("<QBQQ")
+NOTE: Final = struct.Struct("<QBQ")
+CLEAR: Final = struct.Struct("<QQ")
 LIMITS: Final = struct.Struct("<IBIIIIBB")
 _WRITER_BYTES: Final = WRITER.size
 FANOUT_HEAD: Final = WRITER.size + U64.size
@@ -84,6 +91,8 @@ class Op(IntEnum):
     CLOCK = 8
     DELETES = 10
     GIVE_UP = 11
+    NOTE = 12
+    CLEARS = 13
 
 
 class Code(IntEnum):
@@ -206,13 +215,30 @@ class GiveUp(NamedTuple):
     keys: tuple[bytes, ...]
 
 
+class Note(NamedTuple):
+    """Operation: set a note of a user, a value that a server keeps beside the inbox; an empty value removes it."""
+
+    uin: int
+    name: int
+    generation: int
+    value: bytes
+
+
+class Clears(NamedTuple):
+    """Operation: remove all notes, devices and entries of users who have notes."""
+
+    items: bytes
+
+
 class Clock(NamedTuple):
     """Operation: set the leader's limits, and drop entries that are over their time."""
 
     limits: Limits
 
 
-Operation = Appends | Fanout | Acknowledges | OpenSessions | AddDevice | DropDevices | Trims | Deletes | Clock | GiveUp
+Operation = (
+    Appends | Fanout | Acknowledges | OpenSessions | AddDevice | DropDevices | Trims | Deletes | Clock | GiveUp | Note | Clears
+)  # fmt: skip
 
 
 # --- reading
@@ -230,6 +256,8 @@ _FORMS: Final = {
     int(Op.CLOCK): (LIMITS.size, 1, LIMITS.size),
     int(Op.DELETES): (0, DELETE.size, _ANY),
     int(Op.GIVE_UP): (2, 1, _ANY),
+    int(Op.NOTE): (NOTE.size, 1, NOTE.size + MAX_NOTE_BYTES),
+    int(Op.CLEARS): (0, CLEAR.size, _ANY),
 }
 """Allowed bodies: (bytes before the items, bytes of an item, limit of all bytes)."""
 _UNKNOWN: Final = (1, 1, 0)
@@ -292,6 +320,11 @@ def _give_up(payload: bytes, begin: int, end: int) -> Operation:
     return GiveUp(tuple(keys))
 
 
+def _note(payload: bytes, begin: int, end: int) -> Operation:
+    uin, name, generation = NOTE.unpack_from(payload, begin)
+    return Note(uin, name, generation, payload[begin + NOTE.size : end])
+
+
 _DECODERS: Final[dict[int, Callable[[bytes, int, int], Operation]]] = {
     int(Op.APPENDS): _appends,
     int(Op.FANOUT): _fanout,
@@ -303,6 +336,8 @@ _DECODERS: Final[dict[int, Callable[[bytes, int, int], Operation]]] = {
     int(Op.CLOCK): lambda payload, begin, end: Clock(Limits.decode(payload[begin:end])),
     int(Op.DELETES): lambda payload, begin, end: Deletes(payload[begin:end]),
     int(Op.GIVE_UP): _give_up,
+    int(Op.NOTE): _note,
+    int(Op.CLEARS): lambda payload, begin, end: Clears(payload[begin:end]),
 }
 
 
@@ -340,6 +375,10 @@ def _encoded(operation: Operation) -> bytes:
             return _operation(Op.DELETES, items)
         case GiveUp(keys):
             return _operation(Op.GIVE_UP, b"".join([bytes((len(key),)) + key for key in keys]))
+        case Note(uin, name, generation, value):
+            return encode_note(uin, name, generation, value)
+        case Clears(items):
+            return _operation(Op.CLEARS, items)
         case Clock(limits):
             return _operation(Op.CLOCK, limits.encode())
 
@@ -405,3 +444,13 @@ def next_generation(last: int, now_s: float, jump: int = 0) -> int:
     allows."""
     now = int(now_s) - GENERATION_EPOCH_S
     return min(max(last + 1, min(last + 1 + jump, now + MAX_AHEAD_S), now, 1), MAX_GENERATION)
+
+
+def encode_note(uin: int, name: int, generation: int, value: bytes) -> bytes:
+    """Encode the operation that sets a note of a user, or removes it if the value is empty."""
+    return _operation(Op.NOTE, NOTE.pack(uin, name, generation) + value)
+
+
+def encode_clears(items: Iterable[tuple[int, int]]) -> bytes:
+    """Encode the removal of notes, devices and entries: (UIN, generation) each."""
+    return _operation(Op.CLEARS, b"".join([CLEAR.pack(uin, generation) for uin, generation in items]))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
+    CLEAR,
     DELETE,
     TRIM,
     U64,
@@ -14,12 +15,14 @@ from pixiu.wire.inbox_operations import (
     Acknowledges,
     AddDevice,
     Appends,
+    Clears,
     Clock,
     Code,
     Deletes,
     DropDevices,
     Fanout,
     Limits,
+    Note,
     OpenSessions,
     Operation,
     Trims,
@@ -63,6 +66,9 @@ class Model:
         self.hours: set[tuple[int, int, int]] = set()
         self.generations: dict[int, tuple[int, int]] = {}
         self.limits = Limits()
+        self.notes: dict[int, dict[int, tuple[int, bytes]]] = {}
+        self.noted: dict[int, tuple[int, int]] = {}
+        """UIN → highest generation of a note, and the hour under which the user is listed."""
 
     def apply(self, operation: Operation, now_s: int, epoch: int) -> list[int]:
         """What each item must be answered with."""
@@ -87,6 +93,10 @@ class Model:
             return [self._trim(*item) for item in TRIM.iter_unpack(operation.items)]
         if isinstance(operation, Deletes):
             return [self._delete(*item) for item in DELETE.iter_unpack(operation.items)]
+        if isinstance(operation, Note):
+            return [self._note(*operation)]
+        if isinstance(operation, Clears):
+            return [self._clear(*item) for item in CLEAR.iter_unpack(operation.items)]
         assert isinstance(operation, Clock)
         self.limits = operation.limits
         self._expire()
@@ -232,18 +242,69 @@ class Model:
             self._settle(uin, lane)
         return len(gone)
 
+    def _note(self, uin: int, name: int, generation: int, value: bytes) -> int:
+        if name > 7 or not generation:
+            return -Code.INVALID_ARGUMENT
+        if generation < self.noted.get(uin, (0, 0))[0]:
+            return -Code.OLD_SESSION
+        notes = self.notes.setdefault(uin, {})
+        if value and self.limits.no_space and (name not in notes or len(notes[name][1]) < len(value)):
+            return -Code.DISK_FULL
+        notes.pop(name, None)
+        if value:
+            notes[name] = (generation, value)
+        self._list(uin, generation)
+        return 0
+
+    def _list(self, uin: int, generation: int) -> None:
+        hour = self.now_s // HOUR
+        self.noted[uin] = (generation, hour)
+        self.hours.add((hour, uin, 4))
+
+    def _clear(self, uin: int, generation: int) -> int:
+        if not generation:
+            return -Code.INVALID_ARGUMENT
+        if uin not in self.noted:
+            return 0
+        if generation < self.noted[uin][0]:
+            return -Code.OLD_SESSION
+        self.notes.pop(uin, None)
+        self.devices.pop(uin, None)
+        for lane in range(4):
+            inbox = self.inbox(uin, lane)
+            inbox.entries = [(0, at_s) for _, at_s in inbox.entries]  # their numbers are not given again, and repeats not known
+            inbox.floor, inbox.gap, inbox.deleted = len(inbox.entries), 0, set()
+        self._list(uin, generation)
+        return 0
+
+    def _end(self, uin: int, hour: int) -> None:
+        """Nobody came back."""
+        generation, listed = self.noted.get(uin, (0, 0))
+        if not generation or listed != hour:
+            return
+        if any(self.now_s - device.seen_s < self.limits.device_age_s for device in self.devices.get(uin, {}).values()):
+            self._list(uin, generation)
+            return
+        for known in (self.notes, self.noted, self.devices, self.sessions, self.newest):
+            known.pop(uin, None)
+        for lane in range(4):
+            self.inboxes.pop((uin, lane), None)
+
     def _expire(self) -> None:
         """The near sweep looks at every inbox with an old enough hour; the far one drops what is over its age."""
         near = (self.now_s - self.limits.dedupe_s) // HOUR
         far_s = self.now_s - max(self.limits.age_s, self.limits.dedupe_s)
         self.settled = getattr(self, "settled", 0)
         for hour, uin, lane in sorted(self.hours):
-            if self.settled <= hour < near:
+            if self.settled <= hour < near and lane < 4:
                 self._settle(uin, lane)
         self.settled = max(self.settled, near)
         for hour, uin, lane in sorted(self.hours):
             if hour < far_s // HOUR:
                 self.hours.discard((hour, uin, lane))
+                if lane == 4:
+                    self._end(uin, hour)
+                    continue
                 inbox = self.inbox(uin, lane)
                 up_to = inbox.floor
                 while up_to < len(inbox.entries) and inbox.entries[up_to][1] <= self.now_s - self.limits.age_s:

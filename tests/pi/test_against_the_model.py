@@ -14,6 +14,7 @@ from pi.store.store import StateStore
 from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
+    CLEAR,
     DELETE,
     ENTRY_KIND,
     TRIM,
@@ -22,11 +23,13 @@ from pixiu.wire.inbox_operations import (
     Acknowledges,
     AddDevice,
     Appends,
+    Clears,
     Clock,
     Deletes,
     DropDevices,
     Fanout,
     Limits,
+    Note,
     OpenSessions,
     Operation,
     Trims,
@@ -44,6 +47,8 @@ pytestmark = pytest.mark.sim
 SEEDS = runs("PIXIU_PI_SEEDS", local=10, ci=30)
 LIMITS = Limits(cap=12, refuse_full=0, dedupe_s=5 * HOUR, history_s=0, age_s=20 * HOUR, device_age_s=30 * HOUR)
 UINS = (3, 7, 11)
+NOTED = 11
+"""Who has notes, and is removed whole when nobody comes back."""
 
 
 class World:
@@ -62,7 +67,7 @@ class World:
         self.limits = LIMITS
 
     def operation(self) -> Operation:
-        chance, kind = self.chance, self.chance.randrange(100)
+        chance, kind = self.chance, self.chance.randrange(108)
         uin, device, lane = chance.choice(UINS), chance.randrange(6), chance.randrange(2)
         if kind < 40:
             return Appends(self._writer(), b"".join(APPEND.pack(*self._message()) for _ in range(chance.randrange(1, 6))))
@@ -84,6 +89,11 @@ class World:
             last = len(self.model.inbox(uin, lane).entries)
             first = chance.randrange(max(last - 10, 0), last + 2)
             return Deletes(DELETE.pack(uin, lane, first, max(first + chance.choice((-1, 0, 0, 0, 1, 2, 5)), 0)))
+        if kind >= 100:
+            generation = max(self.model.noted.get(NOTED, (1, 0))[0] + chance.choice((-1, 0, 0, 0, 1)), 0)
+            if kind < 103:
+                return Clears(CLEAR.pack(chance.choice(UINS), generation))
+            return Note(NOTED, chance.choice((0, 0, 1, 7, 8)), generation, bytes(chance.choice((0, 3, 3, 9, 5000))))
         if chance.random() < 0.3:
             self.limits = self.limits._replace(from_now=1 - self.limits.from_now)
         if chance.random() < 0.2:
@@ -141,6 +151,9 @@ class World:
     def look(self) -> None:
         """Reads, of everything."""
         for uin in UINS:
+            notes, generation = self.state.notes.of(uin)
+            assert {note.name: (note.generation, note.value) for note in notes} == self.model.notes.get(uin, {})
+            assert generation == self.model.noted.get(uin, (0, 0))[0]
             for lane in range(2):
                 inbox, head = self.model.inbox(uin, lane), self.state.inboxes.head(uin, lane)
                 assert (head.last, head.floor, head.gap, head.dropped) == (

@@ -12,17 +12,20 @@ from pi.doubling import of_child
 from pi.keys import uin_of
 from pi.state import State
 from pixiu.wire.inbox_operations import (
+    CLEAR,
     DELETE,
     ENTRY_KIND,
     TRIM,
     U64,
     USER_DEVICE,
     AddDevice,
+    Clears,
     Clock,
     Deletes,
     DropDevices,
     Fanout,
     Limits,
+    Note,
     OpenSessions,
     Operation,
     Trims,
@@ -113,6 +116,8 @@ class World:
                 DropDevices(USER_DEVICE.pack(uin, choice((0, 1)))),
                 Trims(TRIM.pack(uin, lane, self.random.randint(0, last + 1))),
                 Deletes(DELETE.pack(uin, lane, self.random.randint(1, last + 1), last + 1)),
+                Note(uin, choice((0, 2)), choice((1, 2, 3)), choice((b"", b"short", bytes(5000)))),
+                Clears(b"".join(CLEAR.pack(each, choice((2, 3))) for each in (uin, choice(users)))),
                 Clock(Limits(cap=5, dedupe_s=2 * HOUR, age_s=9 * HOUR, device_age_s=3 * HOUR)),
             ))  # fmt: skip
             self.parent.apply(operation)

@@ -8,7 +8,20 @@ import pytest
 
 from pi.checks import check
 from pi.inboxes.loss import JUMP
-from pi.keys import CHUNK_ENTRIES, CHUNK_KEY, chunk_key, cursor_key, deleted_key, head_key, time_key, unseal, user_key, writer_key
+from pi.keys import (
+    CHUNK_ENTRIES,
+    CHUNK_KEY,
+    chunk_key,
+    cursor_key,
+    deleted_key,
+    head_key,
+    note_key,
+    time_key,
+    uin_of,
+    unseal,
+    user_key,
+    writer_key,
+)
 from pixiu.errors import InvalidArgument, MalformedData, StateDamaged
 from pixiu.wire.inbox_operations import (
     DELETE,
@@ -20,6 +33,7 @@ from pixiu.wire.inbox_operations import (
     DropDevices,
     GiveUp,
     Limits,
+    Note,
     OpenSessions,
     Trims,
     decode,
@@ -203,3 +217,36 @@ def test_only_a_leader_gives_up_and_keys_that_are_none_change_nothing() -> None:
     for wrong in (b"\x0b\x02\0\0\0\x05H", b"\x0b\x02\0\0\0\x00\x00"):
         with pytest.raises(MalformedData):
             decode(wrong)
+
+
+def test_a_lost_note_is_gone_and_others_stay() -> None:
+    replica = world()
+    replica.apply(Note(UIN, 0, 5, b"session"), Note(UIN, 1, 5, b"inbound"), Note(OTHER, 0, 3, b"other"))
+    replica.flush()
+    broken_one = again(replica, note_key(UIN, 1))
+    with pytest.raises(StateDamaged, match="note 1 of user 0000000000000007"):
+        broken_one.state.notes.of(UIN)
+    assert broken_one.apply(GiveUp((note_key(UIN, 1),))) == [[1]]
+    assert broken(broken_one) == []
+    assert broken_one.state.notes.of(UIN) == ([(0, 5, b"session")], 5)
+    assert broken_one.apply(Note(UIN, 1, 4, b"late")) == [[-Code.OLD_SESSION]]
+    assert broken_one.state.notes.of(OTHER) == ([(0, 3, b"other")], 3)
+
+
+@pytest.mark.parametrize("also", [(), (note_key(UIN, 0),)])
+def test_notes_outlive_the_loss_of_their_users_devices_and_go_by_age_all_the_same(also: tuple[bytes, ...]) -> None:
+    replica = world()
+    replica.apply(Note(UIN, 0, 5, b"session"), Note(UIN, 2, 6, b"released"))
+    replica.flush()
+    keys = (user_key(UIN), *also)
+    rotten = again(replica, *keys)
+    for each in (again(replica), rotten):
+        each.now_s += HOUR
+        assert each.apply(GiveUp(keys)) == [[1] * len(keys)]
+        kept = [(2, 6, b"released")] if also else [(0, 5, b"session"), (2, 6, b"released")]
+        assert each.state.notes.of(UIN) == (kept, 6)
+        each.now_s += Limits().age_s + 2 * HOUR
+        for _ in range(3):
+            each.apply(Clock(Limits()))
+        each.flush()
+        assert [key for key, _ in each.store.scan(b"", b"\xff") if uin_of(key) == UIN] == []

@@ -82,7 +82,7 @@ class PiRead(_message.Message):
     devices: _builtins.bool
     """the user's devices, too"""
     notes: _builtins.bool
-    """the user's notes, too"""
+    """the user's notes, too; after 1 MiB of them further such reads are refused with OVERLOADED"""
     def __init__(
         self,
         *,
@@ -184,6 +184,7 @@ class PiReadReply(_message.Message):
     UNREAD_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    NOTES_GENERATION_FIELD_NUMBER: _builtins.int
     floor: _builtins.int
     """entries up to here cannot be read any more"""
     gap: _builtins.int
@@ -198,6 +199,8 @@ class PiReadReply(_message.Message):
     """the device has acknowledged everything up to here"""
     unread: _builtins.int
     """entries that the device has not acknowledged; to a peek: that can be read"""
+    notes_generation: _builtins.int
+    """with notes: the highest one that set or cleared any of them; 0: there never was one"""
     @_builtins.property
     def seqs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -222,10 +225,11 @@ class PiReadReply(_message.Message):
         unread: _builtins.int = ...,
         devices: _abc.Iterable[Global___PiDevice] | None = ...,
         notes: _abc.Iterable[Global___PiNote] | None = ...,
+        notes_generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "devices", b"devices", "dropped", b"dropped", "floor", b"floor", "gap", b"gap", "last", b"last", "msg_ids", b"msg_ids", "notes", b"notes", "seqs", b"seqs", "unread", b"unread", "up_to", b"up_to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "devices", b"devices", "dropped", b"dropped", "floor", b"floor", "gap", b"gap", "last", b"last", "msg_ids", b"msg_ids", "notes", b"notes", "notes_generation", b"notes_generation", "seqs", b"seqs", "unread", b"unread", "up_to", b"up_to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

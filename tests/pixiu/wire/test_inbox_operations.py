@@ -23,6 +23,8 @@ EXAMPLES: dict[op.Op, op.Operation] = {
     op.Op.CLOCK: op.Clock(op.Limits(cap=9, history_s=5, from_now=1, no_space=1)),
     op.Op.DELETES: op.Deletes(op.DELETE.pack(7, 1, 3, 9)),
     op.Op.GIVE_UP: op.GiveUp((b"M", b"E" + bytes(17))),
+    op.Op.NOTE: op.Note(7, 2, 1 << 40, b"value"),
+    op.Op.CLEARS: op.Clears(op.CLEAR.pack(7, 5) + op.CLEAR.pack(8, 6)),
 }
 
 
@@ -51,6 +53,8 @@ def test_what_proxies_relays_and_the_sdk_write_is_what_replicas_read() -> None:
         op.Op.ADD_DEVICE: op.encode_add_device(7, int.from_bytes(b"abcdef")),
         op.Op.DROP_DEVICES: op.encode_drop_device(7, 3),
         op.Op.DELETES: op.encode_delete(7, 1, 3, 9),
+        op.Op.NOTE: op.encode_note(7, 2, 1 << 40, b"value"),
+        op.Op.CLEARS: op.encode_clears([(7, 5), (8, 6)]),
     }
     for number, payload in written.items():
         assert decode(payload) == [EXAMPLES[number]]
@@ -67,11 +71,15 @@ def test_a_body_of_an_impossible_size_is_malformed() -> None:
         op.Op.TRIMS: {0, 17, 34},
         op.Op.CLOCK: {23},
         op.Op.DELETES: {0, 25, 50},
+        op.Op.NOTE: set(range(17, 51)),
+        op.Op.CLEARS: {0, 16, 32, 48},
     }
     for number, sizes in fine.items():
         assert {size for size in range(51) if _reads(raw(number, size))} == sizes, number
     assert _reads(raw(op.Op.ADD_DEVICE, 8 + op.MAX_CLIENT_ID_BYTES))
     assert not _reads(raw(op.Op.ADD_DEVICE, 9 + op.MAX_CLIENT_ID_BYTES))
+    assert _reads(raw(op.Op.NOTE, op.NOTE.size + op.MAX_NOTE_BYTES))
+    assert not _reads(raw(op.Op.NOTE, op.NOTE.size + op.MAX_NOTE_BYTES + 1))
 
 
 def _reads(payload: bytes) -> bool:
