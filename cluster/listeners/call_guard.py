@@ -40,7 +40,7 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
     "/pixiu.v1.MailNotices/Notify": ("proxy",),
     "/pixiu.v1.Tickets/Exchange": ("gateway",),
     "/pixiu.v1.Presence/Query": ("proxy",),
-    "/pixiu.v1.Pi/Exchange": ("proxy", "relay", OPERATOR),
+    "/pixiu.v1.Pi/Exchange": ("gateway", "proxy", "relay", OPERATOR),
     "/pixiu.v1.Copying/Learn": ("pi",),
     "/pixiu.v1.Xiu/Store": ("proxy",),
     "/pixiu.v1.Xiu/Fetch": ("relay", "xiu", OPERATOR),

@@ -16,7 +16,8 @@ from cluster.store.streams import StoreStreams, Window
 from cluster.trust.audit import Audit
 from pi.events import NO_DEVICE, ReadRequest, Reply
 from pi.keys import EPOCH_S
-from pi.streams.work import removals
+from pi.streams.work import of_notes, removals
+from pixiu.errors import MalformedData
 from pixiu.rpc.duplex import Served
 from pixiu.rpc.grpc_streams import GrpcHandler
 from pixiu.wire.levels import Level
@@ -27,6 +28,8 @@ WINDOW: Final = Window(requests=1000, size=8 << 20)
 MAX_READ: Final = 1000
 MAX_READ_ENTRIES: Final = 50_000
 """Limit of entries of all reads of a request. Policy: later reads return fewer, or none, and the end of the inbox."""
+GATEWAY: Final = "gateway"
+NOTES_ALONE: Final = "gateways set and read notes alone"
 
 Context = grpc.aio.ServicerContext[pi_pb2.PiRequest, pi_pb2.PiReply]
 StreamHandler = Served[pi_pb2.PiReply, pi_pb2.PiRequest]
@@ -89,6 +92,13 @@ def message_of(reply: Reply) -> pi_pb2.PiReply:
     return message
 
 
+def _of_notes(request: pi_pb2.PiRequest) -> bool:
+    try:
+        return of_notes(request.operations, request.reads)
+    except MalformedData:
+        return False
+
+
 class PiService(pi_pb2_grpc.PiServicer):
     """The gRPC service `pixiu.v1.Pi`.
 
@@ -114,15 +124,15 @@ class PiService(pi_pb2_grpc.PiServicer):
 
     async def exchange(self, handler: StreamHandler, who: Callable[[], Caller]) -> None:
         """Serve one caller's stream over any carrier."""
-        caller: Caller | None = None
+        caller = who()
 
         def take(number: int, request: pi_pb2.PiRequest) -> str:
-            nonlocal caller
+            if caller.role == GATEWAY and not _of_notes(request):
+                return NOTES_ALONE
             if request.operations:
                 for what in removals(request.operations):
-                    caller = caller or who()
-                    if what["what"] == "clear" and caller.role == "gateway":
-                        continue  # a client has begun anew, or ended its session
+                    if caller.role == GATEWAY:
+                        break  # a client has begun anew, or ended its session
                     self._audit.write("inbox_change", caller=caller.role, name=caller.name, peer=handler.peer, **what)
             self._hub.request(number, request)
             return ""

@@ -8,10 +8,11 @@ Source: docs/operations.md, "Watching a cluster".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, CLEAR, DELETE, HEAD, TRIM, U64, USER_DEVICE, WRITER, Op
+from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, CLEAR, DELETE, HEAD, TRIM, U64, USER_DEVICE, WRITER, Op, spans
+from pixiu.wire.v1 import pi_pb2
 
 _ITEMS: Final[Mapping[int, tuple[int, int, int]]] = {
     Op.APPENDS: (WRITER.size, APPEND.size, U64.size),
@@ -49,6 +50,11 @@ def removals(operations: bytes) -> Iterator[dict[str, object]]:
             for begin in range(0, len(body) - CLEAR.size + 1, CLEAR.size):
                 uin, _ = CLEAR.unpack_from(body, begin)
                 yield {"what": "clear", "uin": uin}
+
+
+def of_notes(operations: bytes, reads: Iterable[pi_pb2.PiRead]) -> bool:
+    """True if a request sets and reads notes alone: no other one is taken from a gateway. Raises MalformedData."""
+    return all(op in (Op.NOTE, Op.CLEARS) for op, _, _ in spans(operations)) and all(read.peek and not read.num for read in reads)
 
 
 def work_of(operations: bytes, readers: list[int], lot: float) -> tuple[int, int]:

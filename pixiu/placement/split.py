@@ -43,6 +43,14 @@ class SplitPartitions:
         """Learn that a child refused a key of its parent: the parent is not split, or the doubling was aborted."""
         self._split.discard(refused_by % self.count)
 
+    def moved(self, refused_by: int, partitions: int) -> bool:
+        """Learn from a refusal; return True if the request can be repeated at once. A child that is not open refuses, too: its
+        parent, whose cut may be taken back, is asked later."""
+        if refused_by >= self.count:
+            self.forget(refused_by)
+            return False
+        return self.learn(refused_by, partitions) or (partitions == 2 * self.count and self.splits(refused_by))
+
     def splits(self, partition: int) -> bool:
         """True if the partition is known to be split."""
         return partition in self._split

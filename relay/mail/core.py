@@ -218,19 +218,11 @@ class MailCore(EventTable[ev.Effect]):
         if asked is None:
             return
         partition, answered, again = asked
-        if event.partitions and self._moved(partition, event.partitions):
+        if event.partitions and self._split.moved(partition, event.partitions):
             self._connect(out)
             again(out)
         else:
             answered(event.reply, now, out)
-
-    def _moved(self, partition: int, partitions: int) -> bool:
-        """Learn from a partition's refusal; return True if the question can be repeated at once. A child that is not open refuses,
-        too: its parent, whose cut may be taken back, is asked when the sessions ask again."""
-        if partition >= self._split.count:
-            self._split.forget(partition)
-            return False
-        return self._split.learn(partition, partitions) or (partitions == 2 * self._split.count and self._split.splits(partition))
 
     def _ask_numbers(self, now: float, out: list[ev.Effect]) -> None:
         """Ask Pi for the numbers of new devices; again after a pause while some are missing."""

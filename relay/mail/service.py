@@ -18,6 +18,7 @@ from cluster.core.contract import END_OF_TURN, TICK
 from cluster.core.role import RoleShell, Runner, totals
 from cluster.process.context import Context
 from cluster.rpc.methods import NOTIFY
+from cluster.rpc.pi_links import PiLinks
 from cluster.rpc.xiu_fetcher import Fetcher
 from cluster.wire.v1 import delivery_pb2
 from pixiu.errors import InvalidArgument
@@ -33,7 +34,6 @@ from relay.mail.answers import FetchItem, acknowledgements_of, fetches_of, notic
 from relay.mail.core import MailCore
 from relay.mail.devices import MailDevices, Place, TrackedDevices
 from relay.mail.gateway_streams import GatewayStreams
-from relay.mail.stores import PiLinks
 from relay.options import Options
 
 FETCH_S: Final = 2.5
@@ -190,7 +190,7 @@ class MailService(RoleShell):
 
     def _ask_pi(self, effect: ev.AskPi) -> None:
         def answered(reply: pi_pb2.PiReply | None, partitions: int) -> None:
-            self.runner.step(ev.PiAnswered(effect.number, reply, partitions))
+            self.runner.step(ev.PiAnswered(effect.number, None if reply is None or reply.code else reply, partitions))
 
         self._pi.ask(effect.partition, effect.operations, effect.reads, answered)
 

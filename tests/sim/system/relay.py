@@ -20,7 +20,7 @@ from relay.mail.answers import acknowledgements_of, notices_of, records_of
 from relay.mail.devices import Place, TrackedDevices
 from relay.mail.gateway_streams import Outbox
 from relay.mail.service import FETCH_S, SAVE_POLL_S, SAVE_S
-from relay.mail.stores import STALL_S
+from cluster.rpc.pi_links import STALL_S
 from tests.sim.cluster.stores import RelayProcess
 from tests.sim.cluster.watched import Watched
 from tests.sim.system.base import Served, unary
@@ -46,7 +46,7 @@ class WatchedTakers(Watched, TrackedDevices):
 
 
 class _PiLink:
-    """The twin of a partition of `relay.mail.stores.PiLinks`: every question is answered."""
+    """The twin of a partition of `cluster.rpc.pi_links.PiLinks`: every question is answered."""
 
     def __init__(self, relay: SystemRelay, partition: int) -> None:
         self._relay = relay

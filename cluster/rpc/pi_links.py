@@ -1,4 +1,4 @@
-"""A relay's streams to the leaders of Pi. Every question is answered, at the latest when its stream is abandoned.
+"""Streams to the leaders of Pi, for relays and gateways. Every question is answered, at the latest when its stream is abandoned.
 
 Source: docs/links.md, docs/delivery.md.
 """
@@ -22,8 +22,8 @@ STALL_S: Final = 3.0
 CHECK_S: Final = 1.0
 
 Answered = Callable[[pi_pb2.PiReply | None, int], None]
-"""Called with the reply, None if the request failed or its outcome is unknown; and with the partition's number of partitions, if it
-does not serve some of these users any more, or not yet, else 0."""
+"""Called with the reply, None if the stream is gone, so that the outcome is unknown; and with the partition's number of partitions, if
+it does not serve some of these users any more, or not yet, else 0. A reply with a code is a refusal."""
 
 
 class _Partition:
@@ -68,7 +68,7 @@ class _Partition:
             return
         if reply.code == NotLeader.code:
             self.stream.leave()
-        answered(None if reply.code else reply, reply.server.partitions if reply.code == WrongPartition.code else 0)
+        answered(reply, reply.server.partitions if reply.code == WrongPartition.code else 0)
 
     def _down(self, reason: str) -> None:
         unanswered, self._unanswered = self._unanswered, {}
