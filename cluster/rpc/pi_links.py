@@ -22,8 +22,8 @@ STALL_S: Final = 3.0
 CHECK_S: Final = 1.0
 
 Answered = Callable[[pi_pb2.PiReply | None, int], None]
-"""Called with the reply, None if the stream is gone, so that the outcome is unknown; and with the partition's number of partitions, if
-it does not serve some of these users any more, or not yet, else 0. A reply with a code is a refusal."""
+"""Called with the reply, None if the stream is gone, so that the outcome is unknown; and with the partition's number of
+partitions, if it does not serve some of these users any more, or not yet, else 0. A reply with a code is a refusal."""
 
 
 class _Partition:

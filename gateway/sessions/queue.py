@@ -206,10 +206,9 @@ class SessionQueue(Generic[FutureT]):
         if len(lanes) < LANES:
             return self._again(call, Unavailable("Pi has answered too little"), now)
         code = next((lane.code for lane in lanes if lane.code), "")
-        if code:  # the first call of a request always has space
-            return self._again(
-                call, _error_of(code, "Pi refused to read the session"), now, at_once=code == Overloaded.code and index > 0
-            )
+        if code:
+            too_many = code == Overloaded.code and index > 0  # the first call of a request always has space
+            return self._again(call, _error_of(code, "Pi refused to read the session"), now, at_once=too_many)
         notes = {note.name: (note.generation, note.value) for note in lanes[0].notes}
         last, waiting = tuple(lane.last for lane in lanes), sum(lane.unread for lane in lanes)
         dropped = sum(lane.dropped for lane in lanes)

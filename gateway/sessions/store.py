@@ -30,8 +30,8 @@ class SessionStore:
         context: of the process.
         timeout_s: time limit of a call, seconds; an answer that is under way then is waited for, up to 4 s more.
 
-    Calls of one UIN are made in their order, those of a turn of the event loop together. Writes of one note that wait become one: all
-    of them return when the last value is durable.
+    Calls of one UIN are made in their order, those of a turn of the event loop together. Writes of one note that wait become one:
+    all of them return when the last value is durable.
     """
 
     def __init__(self, context: Context[Any], *, timeout_s: float = TIMEOUT_S) -> None:

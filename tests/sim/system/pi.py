@@ -166,10 +166,13 @@ class PiProcess(Unlinked):
     # --- what the core reads
 
     def read(
-        self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0, devices: bool = False
-    ) -> Read:
+        self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
+        devices: bool = False, notes: bool = False,
+    ) -> Read:  # fmt: skip
         """See `pi.core.Inboxes`."""
-        return self.machine.state.read(uin, number, lane, session, start, count, before, devices=devices)
+        return self.machine.state.read(
+            uin, number, lane, session, start, count, before, devices=devices
+        )  # no gateway here keeps sessions
 
     def stored(self, msg_id: int, uin: int) -> int:
         """See `pi.core.Inboxes`."""

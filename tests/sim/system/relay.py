@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.membership.map.devices import LoginPolicy
+from cluster.rpc.pi_links import STALL_S
 from cluster.rpc.xiu_fetcher import CALL_S
 from cluster.wire.v1 import delivery_pb2
 from pixiu.errors import NotLeader, NotYet, WrongPartition
@@ -20,7 +21,6 @@ from relay.mail.answers import acknowledgements_of, notices_of, records_of
 from relay.mail.devices import Place, TrackedDevices
 from relay.mail.gateway_streams import Outbox
 from relay.mail.service import FETCH_S, SAVE_POLL_S, SAVE_S
-from cluster.rpc.pi_links import STALL_S
 from tests.sim.cluster.stores import RelayProcess
 from tests.sim.cluster.watched import Watched
 from tests.sim.system.base import Served, unary
