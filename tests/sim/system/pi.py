@@ -172,7 +172,7 @@ class PiProcess(Unlinked):
         """See `pi.core.Inboxes`."""
         return self.machine.state.read(
             uin, number, lane, session, start, count, before, devices=devices
-        )  # no gateway here keeps sessions
+        )
 
     def stored(self, msg_id: int, uin: int) -> int:
         """See `pi.core.Inboxes`."""
