@@ -36,6 +36,7 @@ REFUSED_S: Final = 60.0
 MAX_REFUSED: Final = 100_000
 """Limit of pausing devices. Policy: all are forgotten, and asked for again."""
 UNKNOWN: Final = -1
+_LOGIN: Final = 1
 _MAIL: Final = 4
 
 assert connected(1, 1, 1, 0, chat=False, login=False, mail=True).value == _MAIL
@@ -49,7 +50,7 @@ class TrackedDevices(Devices):
         policy, max_entries: as in `Devices`.
     """
 
-    __slots__ = ("_changed", "dirty", "names", "takers")
+    __slots__ = ("_changed", "dirty", "names", "sessions", "takers")
 
     def __init__(
         self, changed: Callable[[], None], *, policy: LoginPolicy = LoginPolicy.ALL, max_entries: int = MAX_ENTRIES
@@ -58,6 +59,8 @@ class TrackedDevices(Devices):
         self._changed = changed
         self.takers: dict[int, None] = {}
         """Users with an entry that takes mail; no more than there are entries."""
+        self.sessions: dict[int, None] = {}
+        """Those of them who are no people: sessions of MQTT that outlive their connections."""
         self.dirty: dict[int, None] = {}
         """Current and former `takers` that changed since the last `take`."""
         self.names: dict[tuple[int, int], str] = {}
@@ -70,6 +73,8 @@ class TrackedDevices(Devices):
         for change in applied.changes:
             if change.login and change.value & _MAIL:
                 takers[change.group] = None
+                if not change.value & _LOGIN:
+                    self.sessions[change.group] = None
                 self._note(change.group)
                 if change.name:
                     self._name(change)
@@ -79,12 +84,18 @@ class TrackedDevices(Devices):
                     self.names.pop((change.group, change.member & DEVICE_MASK), None)
         return applied
 
+    @property
+    def users(self) -> int:
+        """Number of users with a connected device; sessions are none."""
+        return super().users - len(self.sessions)
+
     def take(self) -> list[int]:
         """Return the users that changed since the last call."""
         found, self.dirty = list(self.dirty), {}
         for uin in found:
             if not any(self.value(*key) & _MAIL for key in self.live_keys(uin)):
                 self.takers.pop(uin, None)
+                self.sessions.pop(uin, None)
         return found
 
     def _forget(self, purged: Purged) -> Purged:
@@ -196,7 +207,7 @@ class MailDevices:
     def _look(self, uin: int, now: float, found: Looked) -> None:
         wanted: dict[int, Place] = {}
         if 0 < uin <= MAX_ID and self.owns(uin):
-            for connection in self.devices.connections(uin):
+            for connection in self.devices.connections(uin, sessions=True):
                 gateway = self._gateway_of(connection.instance)
                 if connection.mail and gateway is not None:
                     wanted[connection.device] = Place(connection.key, gateway, connection.connect_time, UNKNOWN)

@@ -137,6 +137,7 @@ class MailService(RoleShell):
             "mail_sessions_waiting": deliveries.waiting,
             "mail_cursors_unsaved": deliveries.unsaved,
             "mail_users": len(self.devices),
+            "mail_kept_sessions": len(self.devices.devices.sessions),
             "mail_devices_unnumbered": self.devices.unnumbered,
             "mail_devices_refused_total": self.devices.refused,
             "mail_gateway_streams": len(self._gateways),

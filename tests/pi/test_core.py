@@ -12,6 +12,8 @@ from cluster.store.doubling.copied import Record
 from cluster.store.doubling.phases import Doubling, Phase
 from pi import core as module
 from pi import events as ev
+from pi.inboxes.notes import NoteFound
+from pi.inboxes.reading import Read
 from pixiu.ids import WORKERS
 from pixiu.wire.inbox_operations import (
     MAX_OPERATIONS,
@@ -34,8 +36,22 @@ from pixiu.wire.inbox_operations import (
     encode_delete,
 )
 from pixiu.wire.levels import Level
-from tests.pi.world import Pi, body
+from tests.pi.world import Pi, Shelf, body
 from tests.support.pi import acknowledges, appends, message
+
+
+def test_reads_with_more_notes_than_an_answer_takes_are_to_be_asked_again() -> None:
+    pi = Pi()
+
+    class Noted(Shelf):
+        def read(self, uin: int, *_: object) -> Read:
+            return Read([], 0, 0, 0, 0, 0, notes=[NoteFound(0, 1, bytes(module.MAX_NOTES_BYTES // 2))], generation=uin)
+
+    pi.core._inboxes = Noted()
+    wanted = [ev.ReadRequest(uin, -1, 1, 0, None, 0, notes=True) for uin in (7, 9, 11, 13)]
+    (reply,) = pi.step(ev.Requested(1, 1, b"", Level.REPLICATED, [*wanted, ev.ReadRequest(15, -1, 1, 0, None, 5)]))
+    assert [read.code for read in reply.reads] == ["", "", "OVERLOADED", "OVERLOADED", ""]
+    assert [read.generation for read in reply.reads] == [7, 9, 0, 0, 15]
 
 
 def test_what_came_in_one_turn_is_one_entry_and_is_answered_when_it_is_applied() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from pi.streams.work import removals, work_of
+import pytest
+
+from pi.streams.work import of_notes, removals, work_of
+from pixiu.errors import MalformedData
 from pixiu.wire.inbox_operations import (
     ACKNOWLEDGE,
     APPEND,
@@ -16,9 +19,12 @@ from pixiu.wire.inbox_operations import (
     Limits,
     Op,
     encode_acknowledges,
+    encode_clears,
     encode_delete,
     encode_drop_device,
+    encode_note,
 )  # fmt: skip
+from pixiu.wire.v1 import pi_pb2
 
 WRITES = WRITER.pack(1, 2, 3)
 
@@ -33,6 +39,8 @@ def test_a_user_of_each_operation_is_found() -> None:
     assert work_of(operation(Op.ACKNOWLEDGES, ACKNOWLEDGE.pack(12, 1, 0, 1, 1, 0)), [], 0.5)[0] == 12
     assert work_of(operation(Op.OPEN_SESSIONS, USER_DEVICE.pack(13, 1)), [], 0.0) == (13, 1)
     assert work_of(operation(Op.ADD_DEVICE, U64.pack(14) + b"telephone"), [], 0.99)[0] == 14
+    assert work_of(encode_note(15, 0, 1, b"value"), [], 0.5)[0] == 15
+    assert work_of(encode_clears([(16, 1)]), [], 0.5)[0] == 16
     assert work_of(b"", [4, 6], 0.5) == (6, 2), "reads alone"
     assert work_of(operation(Op.CLOCK, Limits().encode()), [], 0.5) == (0, 0), "nobody's"
     assert work_of(b"", [], 0.5) == (0, 0)
@@ -67,3 +75,19 @@ def test_what_takes_mail_from_a_user_is_named_and_nothing_else() -> None:
         damaged = bytearray(request)
         damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         list(removals(bytes(damaged[: rng.randrange(len(damaged) + 1)])))
+
+
+def test_notes_alone_are_told_from_everything_else() -> None:
+    look = [pi_pb2.PiRead(uin=7, peek=True, lane=lane, notes=True) for lane in range(4)]
+    assert of_notes(encode_note(7, 0, 1, b"value") + encode_clears([(7, 1)]), look)
+    assert of_notes(b"", [])
+    for operations in (encode_delete(7, 1, 1, 2), encode_note(7, 0, 1, b"") + encode_drop_device(7, 1)):
+        assert not of_notes(operations, [])
+    for read in (pi_pb2.PiRead(uin=7, device=1), pi_pb2.PiRead(uin=7, peek=True, num=1)):
+        assert not of_notes(b"", [read])
+    with pytest.raises(MalformedData):
+        of_notes(b"\x0c\xff\0\0\0", [])
+
+
+def test_a_clear_is_written_to_the_audit_log() -> None:
+    assert list(removals(encode_clears([(7, 1), (8, 2)]))) == [{"what": "clear", "uin": 7}, {"what": "clear", "uin": 8}]

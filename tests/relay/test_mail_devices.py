@@ -57,6 +57,29 @@ def test_the_value_of_relay_data_says_who_takes_mail() -> None:
     assert data.connections(7) == [Connection(8, 0, 1234, chat=False, login=True, mail=True)]
 
 
+def test_a_session_of_mqtt_takes_mail_and_is_nobody_who_is_online() -> None:
+    relay = Relay()
+    relay.login(7, 70, 4)
+    relay.look()
+    session = connected(gateway_msg_id(1, 2, 1), 9, device_key(1, 0), 5, chat=False, login=False, mail=True, name="meter-5")
+    relay.data.apply([session], relay.now)
+    assert (relay.data.users, relay.data.sessions) == (1, {9: None})
+    assert relay.data.connections(9) == []
+    assert relay.data.rivals(session) == []
+    relay.look()
+    assert (9, 1) in relay.mail.to_number(relay.now)
+    assert relay.mail.name(9, 1) == "meter-5"
+    assert relay.mail.numbered(9, 1, 3, relay.now) == ev.Login(9, 3, 101, 5)
+    newer = connected(gateway_msg_id(2, 2, 1), 9, device_key(1, 0), 6, chat=False, login=False, mail=True)
+    relay.data.apply([newer], relay.now)
+    assert relay.look().logged_in == [ev.Login(9, 3, 102, 6)], "the newest connection of a client takes its session over"
+    for instance in (1, 2):
+        gone = Update(gateway_msg_id(instance, 2, 2), 9, device_key(1, 0), False)
+        relay.data.apply([gone], relay.now)
+    assert relay.look().logged_out == [ev.Login(9, 3, 102, 6)]
+    assert (relay.data.users, relay.data.sessions) == (1, {})
+
+
 def test_a_device_logs_in_when_its_number_is_known_and_out_when_it_goes() -> None:
     relay = Relay()
     relay.login(7, 70, 5)

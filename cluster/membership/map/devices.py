@@ -8,8 +8,9 @@ user. So whatever repairs memberships (digests, listings, floors) repairs relay 
     device  15 bits class | 48 bits DeviceID                                    identity
     value   61 bits connect time | takes mail | takes messages | is a login    connect time: see `gateway.membership.hybrid_clock`
 
-A connection that is not a login (a service that reads rooms) is reported only if rooms' messages go through relays. It is neither
-online nor subject to the login policy.
+A connection that is not a login is neither online nor subject to the login policy. It is a service that reads rooms, reported only
+if rooms' messages go through relays; or, if it takes mail, the inbox of a session of MQTT that outlives its connection, whose user is
+no person.
 
 Among a device's entries the one with the highest connect time is the *current* one, ties by instance.
 
@@ -147,11 +148,11 @@ class Devices(LwwMap):
                     found.append(entry)
         return found
 
-    def connections(self, uin: int) -> list[Connection]:
-        """The current connection of every online device of a user."""
+    def connections(self, uin: int, *, sessions: bool = False) -> list[Connection]:
+        """The current connection of every online device of a user. `sessions`: also of those that take mail without a login."""
         newest: dict[int, Connection] = {}
         for entry in self.entries(uin):
-            if not entry.login:
+            if not (entry.login or (sessions and entry.mail)):
                 continue
             there = newest.get(entry.device)
             if there is None or entry.rank > there.rank:

@@ -12,10 +12,22 @@ from typing import Any, Final
 
 from cluster.rpc.methods import EXCHANGE, STORE
 from pi.events import NO_DEVICE
+from pi.keys import uin_of
 from pixiu.errors import PixiuError
 from pixiu.ids import msg_sequence, snowflake
 from pixiu.rpc.duplex import StreamEnded
-from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Writer, encode
+from pixiu.wire.inbox_operations import (
+    ACKNOWLEDGE,
+    APPEND,
+    NOTE,
+    USER_DEVICE,
+    Acknowledges,
+    Appends,
+    Note,
+    OpenSessions,
+    Writer,
+    encode,
+)
 from pixiu.wire.levels import Level
 from pixiu.wire.record import Kind, decode, split
 from pixiu.wire.record import encode as encode_record
@@ -35,9 +47,9 @@ class Confirmed:
 
     level: Level
     key: tuple[int, ...]
-    """A mail: its user and MsgID in Pi, its SnowflakeID in Xiu."""
+    """A mail: its user and MsgID in Pi, its SnowflakeID in Xiu. A note: its user and name."""
     place: int
-    """InboxSeq in Pi, 0 where the level says none; Partition_Msg_ID in Xiu."""
+    """InboxSeq in Pi, a note's generation, 0 where the level says none; Partition_Msg_ID in Xiu."""
     copies: int
     counter: int
     """Of the entry that holds it, as this leader proposed it; 0: it was there before."""
@@ -147,7 +159,7 @@ class Caller:
 
 
 class PiCaller(Caller):
-    """Appends to inboxes, and acknowledges."""
+    """Appends to inboxes, acknowledges, and sets notes."""
 
     def _batch(self, count: int) -> list[Any]:
         now = int(self.world.loop.now * 10_000)
@@ -178,7 +190,19 @@ class PiCaller(Caller):
             self._confirm(machine, level, APPEND.pack(msg_id, uin), (uin, msg_id), seq, reply.copies, reply.epoch)
         if self.world.rng.random() < 0.2:
             await self._acknowledge(stream, batch[0][1])
+        if self.world.rng.random() < 0.3:
+            await self._note(machine, stream, level)
         return batch
+
+    async def _note(self, machine: Machine, stream: Stream, level: Level) -> None:
+        """A note of a user of its own."""
+        uin, generation = int(self.world.loop.now * 10_000) << 8 | self.number, next(self._generation)
+        note = Note(uin, 0, generation, bytes((1,)) * self.world.rng.choice(BODY_BYTES))
+        stream.send(pi_pb2.PiRequest(request=5, operations=encode([note]), level=level.value))
+        reply = await stream.answer()
+        if not reply.code and min(reply.results, default=0) >= 0:
+            place = generation if reply.results else 0
+            self._confirm(machine, level, NOTE.pack(uin, 0, generation), (uin, 0), place, reply.copies, reply.epoch)
 
     async def _acknowledge(self, stream: Stream, uin: int) -> None:
         """A cursor, so that something goes; nobody looks what became of it."""
@@ -233,6 +257,9 @@ def held(machine: Machine) -> dict[tuple[int, ...], int]:
                 if not page.entries:
                     break
                 start, last = page.entries[-1][0], page.last
+        state = machine.machine.state
+        for uin in {uin_of(key) or 0 for key in state.table.keys(b"N", b"O", 1 << 20)}:
+            found.update({(uin, note.name): note.generation for note in state.notes.of(uin)[0]})
         return found
     for block in machine.machine.store.scan(0):
         for index, record in enumerate(split(block.records, block.count)):

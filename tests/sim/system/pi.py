@@ -170,9 +170,7 @@ class PiProcess(Unlinked):
         devices: bool = False, notes: bool = False,
     ) -> Read:  # fmt: skip
         """See `pi.core.Inboxes`."""
-        return self.machine.state.read(
-            uin, number, lane, session, start, count, before, devices=devices
-        )
+        return self.machine.state.read(uin, number, lane, session, start, count, before, devices=devices)
 
     def stored(self, msg_id: int, uin: int) -> int:
         """See `pi.core.Inboxes`."""
