@@ -46,7 +46,7 @@ CHUNK_ENTRIES: Final = 32
 CURSOR_VALUE: Final = struct.Struct("<QQ")
 WRITER_VALUE: Final = struct.Struct("<II")
 NOTE_VALUE: Final = struct.Struct("<Q")
-"""What precedes a note's value: its generation."""
+"""The generation, which precedes a note's value."""
 NOTES_LANE: Final = 4
 """Stands for a lane in the keys of hours: a note was set, or removed."""
 

@@ -104,7 +104,7 @@ class Done(NamedTuple, Generic[FutureT]):
 
 
 class Request(NamedTuple, Generic[FutureT]):
-    """What is to be sent to the leader of a partition."""
+    """Calls for the leader of a partition, encoded."""
 
     partition: int
     calls: list[Call[FutureT]]
