@@ -134,6 +134,19 @@ class Wanted(NamedTuple):
     """0: send retained messages; 1: only if the client does not have the filter yet; 2: never."""
     identifier: int = 0
     """Subscription identifier; 0: none."""
+    kept: bool = False
+    """True if the client's session outlives its connection and gets messages of QoS 1 and 2 for this filter by its inbox."""
+
+
+class Kept(NamedTuple):
+    """A session that outlives its connection, as the shell found it or began it."""
+
+    present: bool
+    """True if there was one: CONNACK says so."""
+    expiry_s: int
+    """Time for which it outlives the connection, seconds."""
+    filters: tuple[Wanted, ...] = ()
+    """Its filters. They are joined, and not answered."""
 
 
 class Send(NamedTuple):
@@ -190,6 +203,7 @@ class SubscribeFilters:
     """
 
     packet_id: int
+    """0: these are a session's filters of an earlier connection, and no SUBACK follows."""
     filters: list[Wanted]
     mail: frozenset[str] = frozenset()
 
@@ -199,6 +213,8 @@ class UnsubscribeFilters:
     """Deliver nothing more for these filters. The UNSUBACK is the next effect."""
 
     filters: list[str]
+    answer: bytes = b""
+    """The UNSUBACK in a session that outlives its connection: to be written when the session is stored without the filters."""
 
 
 class SendMessages(NamedTuple):
@@ -228,6 +244,26 @@ class PacketsAcknowledged(NamedTuple):
     packet_ids: list[int]
 
 
+class KeptAcknowledged(NamedTuple):
+    """Report that the client is done with the messages of these identifiers from its session's inbox."""
+
+    packet_ids: list[int]
+
+
+class KeptReceived(NamedTuple):
+    """Store that the client has this message of QoS 2 from its session's inbox, then call `kept_released`."""
+
+    packet_id: int
+
+
+class ForgetMessage(NamedTuple):
+    """Store that the client has released its message of QoS 2, then write the answer, a PUBCOMP: in a session that outlives its
+    connection."""
+
+    packet_id: int
+    answer: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Close:
     """Write everything queued, then close and forget the session. The last effect of a session; there is exactly one."""
@@ -238,6 +274,8 @@ class Close:
     """The error of the packet, if the reason is MALFORMED."""
     publish_will: bool = True
     """False: the client disconnected in order, so that its will is not published."""
+    expiry_s: int = -1
+    """Session expiry that the client set at its end, seconds; -1: none."""
 
 
 Effect = (
@@ -252,5 +290,8 @@ Effect = (
     | SendMail
     | PacketsAcknowledged
     | SharedAcknowledged
+    | KeptAcknowledged
+    | KeptReceived
+    | ForgetMessage
     | Close
 )

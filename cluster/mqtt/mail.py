@@ -2,8 +2,9 @@
 
     packet identifier   2 bits 0 | 2 bits lane | 12 bits InboxSeq % 4095 + 1
 
-So no map has to survive a gateway: at most 64 mails of a lane wait at a time, and they never share an identifier. Those from
-`FIRST_OUTBOUND_ID` on are for the messages of topics (`cluster.mqtt.outbound`).
+So no map has to survive a gateway: at most 64 mails of a lane wait at a time, and they never share an identifier. The inbox of a
+session that outlives its connection has the same identifiers from `FIRST_KEPT_ID` on. Those from `FIRST_OUTBOUND_ID` on are for all
+other messages of topics (`cluster.mqtt.outbound`).
 
 Source: docs/operations.md.
 """
@@ -23,8 +24,12 @@ SEQS: Final = (1 << SEQ_BITS) - 1
 """Number of identifiers of a lane: MQTT does not use identifier 0, so no lane uses its first one."""
 
 
-FIRST_OUTBOUND_ID: Final = INBOX_LANES << SEQ_BITS
-"""The lowest identifier that no mail has."""
+FIRST_KEPT_ID: Final = INBOX_LANES << SEQ_BITS
+"""The lowest identifier of messages from a session's inbox: those of mail plus this."""
+
+
+FIRST_OUTBOUND_ID: Final = 2 * FIRST_KEPT_ID
+"""The lowest identifier that nothing from an inbox has."""
 
 
 LARGEST_WINDOW: Final = INBOX_LANES * MAP_BITS

@@ -6,7 +6,10 @@
 
 A client that limits packets or takes aliases gets all messages this way, others only those of QoS 1 and 2. Packets are made when
 they are sent: the rest of a message's expiry, its packet identifier and its alias are those of that moment,
-and what waits holds records that its connections share. A session ends with its connection, so nothing is sent twice.
+and what waits holds records that its connections share. Nothing is sent twice within a connection.
+
+A session that outlives its connection gets messages of QoS 1 and 2 from its inbox (`KeptDelivery`). They leave first, with the
+identifiers of their places in it. PUBREL to one of QoS 2 waits until the session is stored with its PUBREC.
 
 Source: OASIS MQTT 5.0 sections 3.3.4, 4.3, 4.6 and 4.9; docs/mqtt.md; docs/delivery.md, "Mail to MQTT clients".
 """
@@ -21,8 +24,19 @@ from typing import Final, NamedTuple
 from cluster.core.contract import NEVER
 from cluster.mqtt import codec
 from cluster.mqtt.codec import encode_publish_parts
-from cluster.mqtt.events import CloseReason, Effect, PacketsAcknowledged, Problem, Send, SendMail, SendMessages, SharedAcknowledged
-from cluster.mqtt.mail import FIRST_OUTBOUND_ID, LARGEST_WINDOW, Mails, Unacknowledged, packet_ids_of
+from cluster.mqtt.events import (
+    CloseReason,
+    Effect,
+    KeptAcknowledged,
+    KeptReceived,
+    PacketsAcknowledged,
+    Problem,
+    Send,
+    SendMail,
+    SendMessages,
+    SharedAcknowledged,
+)
+from cluster.mqtt.mail import FIRST_KEPT_ID, FIRST_OUTBOUND_ID, LARGEST_WINDOW, Mails, Unacknowledged, packet_ids_of
 from cluster.mqtt.packets import MAX_PACKET_ID, MQTT_5, Disconnect, Puback, Pubcomp, Pubrec, Pubrel
 from cluster.mqtt.properties import Property
 from cluster.mqtt.properties_in_records import carried_by, encoded
@@ -36,7 +50,9 @@ _PUBLISHED: Final = 1
 _PUBLISHED_EXACTLY: Final = 2
 _RELEASED: Final = 3
 _MAIL: Final = 4
-"""States of a packet identifier in flight: waits for PUBACK, PUBREC, PUBCOMP, and a mail's PUBACK."""
+_RECEIVED: Final = 5
+"""States of a packet identifier in flight: waits for PUBACK, PUBREC, PUBCOMP, and a mail's PUBACK; and for the session to be stored
+with its PUBREC."""
 _STATE_BITS: Final = 3
 
 
@@ -55,6 +71,18 @@ class Delivery(NamedTuple):
     """End of the record's lifetime, Unix milliseconds; 0: it has none. The message's own expiry is in its properties."""
     shared: int = 0
     """Number to acknowledge it by, if it is of a shared subscription and has QoS 1 or 2: `SharedAcknowledged`; 0 otherwise."""
+
+
+class KeptDelivery(NamedTuple):
+    """A message of QoS 1 or 2 from a session's inbox."""
+
+    packet_id: int
+    """That of its place in the inbox; see `cluster.mqtt.mail`."""
+    delivery: Delivery
+    dup: bool
+    """True if it may have been sent before."""
+    released: bool = False
+    """True if the client has answered its PUBLISH by a PUBREC: it gets the PUBREL."""
 
 
 @dataclass(slots=True)
@@ -76,8 +104,8 @@ class Outbound:
     """
 
     __slots__ = (
-        "_aliases", "_bytes", "_counters", "_flight", "_mails", "_max_bytes", "_next_id", "_number", "_plain", "_terms", "_waiting",
-        "since",
+        "_aliases", "_bytes", "_counters", "_flight", "_kept", "_mails", "_max_bytes", "_next_id", "_number", "_plain", "_terms",
+        "_waiting", "left_out", "since",
     )  # fmt: skip
 
     def __init__(self, terms: Terms, max_bytes: int, counters: OutboundCounters) -> None:
@@ -88,6 +116,10 @@ class Outbound:
         """Of QoS 0."""
         self._mails: deque[tuple[int, bytes]] = deque()
         """(packet identifier, packet) of mail that the client's receive maximum holds back."""
+        self._kept: deque[KeptDelivery] | None = None
+        """Of a session's inbox."""
+        self.left_out: list[int] | None = None
+        """Identifiers of these whose messages were over or too large when they could be sent, until they are reported."""
         self._number = 0
         self._bytes = 0
         self._flight: dict[int, int] = {}
@@ -119,7 +151,7 @@ class Outbound:
         if self._plain:
             return True
         space = len(self._flight) < self._terms.receive_maximum
-        return space and bool(self._mails or (self._waiting and len(self._flight) < self._terms.window))
+        return space and bool(self._mails or self._kept or (self._waiting and len(self._flight) < self._terms.window))
 
     def put(self, messages: Iterable[Delivery]) -> bool:
         """Have messages wait. False if more bytes of QoS 1 and 2 wait than may: the connection must end."""
@@ -139,6 +171,21 @@ class Outbound:
             self._mails.clear()
         self._mails.extend(packets)
 
+    def put_kept(self, messages: Iterable[KeptDelivery], *, anew: bool) -> bool:
+        """Have messages of a session's inbox wait, but those that are in flight. `anew`: discard what waits. False if too many
+        wait: the connection must end."""
+        if self._kept is None or anew:
+            self._kept = deque()
+        self._kept.extend(message for message in messages if message.packet_id not in self._flight)
+        return len(self._kept) <= LARGEST_WINDOW
+
+    def release(self, packet_id: int) -> bool:
+        """Note that the session is stored with a PUBREC. False if nothing waits for that."""
+        if self._flight.get(packet_id) != _RECEIVED:
+            return False
+        self._flight[packet_id] = _RELEASED
+        return True
+
     def take(self, max_bytes: int, now: float, now_ms: int) -> bytes:
         """Make packets of about `max_bytes`, at least one if any may leave. now: monotonic seconds; now_ms: Unix milliseconds."""
         packets: list[bytes] = []
@@ -150,6 +197,8 @@ class Outbound:
             if self._mails and inflight < terms.receive_maximum:
                 packet_id, packet = self._mails.popleft()
                 self._flight[packet_id] = _MAIL
+            elif self._kept and inflight < terms.receive_maximum:
+                packet = self._begin_kept(self._kept.popleft(), now_ms)
             else:
                 waiting = self._waiting if self._waiting and inflight < terms.window else self._plain
                 if not waiting:
@@ -166,8 +215,20 @@ class Outbound:
             self.since = now
         return b"".join(packets)
 
-    def packet(self, message: Delivery, now_ms: int) -> bytes:
-        """Make the PUBLISH of a message that is sent now; empty if it is left out."""
+    def _begin_kept(self, message: KeptDelivery, now_ms: int) -> bytes:
+        packet_id, delivery, dup, released = message
+        if released:
+            self._flight[packet_id] = _RELEASED
+            return pubrel(packet_id, self._terms, known=True)
+        packet = self.packet(delivery, now_ms, packet_id, dup=dup)
+        if not packet:
+            if self.left_out is None:
+                self.left_out = []
+            self.left_out.append(packet_id)
+        return packet
+
+    def packet(self, message: Delivery, now_ms: int, packet_id: int = 0, *, dup: bool = False) -> bytes:
+        """Make the PUBLISH of a message that is sent now; empty if it is left out. packet_id: 0: a free one, where it has any."""
         record, topic, qos, retain, identifiers, expires_at_ms, shared = message
         terms, counters = self._terms, self._counters
         bounds = body_bounds(record)
@@ -186,8 +247,9 @@ class Outbound:
                 alias = self._alias(topic)
                 prefix = b"\0\0" if known else prefix
             properties = encoded(carried._replace(expires_at_ms=expires_at_ms), now_ms, identifiers, alias)
-        packet_id = self._free_id() if qos else 0
-        packet = encode_publish_parts(prefix, record[begin:end], qos, packet_id, retain=retain, properties=properties)
+        if qos and not packet_id:
+            packet_id = self._free_id()
+        packet = encode_publish_parts(prefix, record[begin:end], qos, packet_id, retain=retain, properties=properties, dup=dup)
         if len(packet) > terms.max_packet_bytes:
             counters.outbound_too_large += 1
             if alias and prefix != b"\0\0":
@@ -222,6 +284,10 @@ class Outbound:
 
     # ------------------------------------------------------------------------------------------ acknowledgements
 
+    def is_released(self, packet_id: int) -> bool:
+        """True if the PUBREL of a message was sent."""
+        return self._flight.get(packet_id) == _RELEASED
+
     def acknowledge(self, packet_id: int, now: float) -> int:
         """Take a PUBACK. Returns the number of a shared subscription's message; 0: none, or nothing waits for it."""
         return self._end(packet_id, (_PUBLISHED, _MAIL), now)
@@ -230,17 +296,19 @@ class Outbound:
         """Take a PUBREC. Returns whether the identifier is known, and a number as `acknowledge` does. A failure frees it."""
         value = self._flight.get(packet_id, 0)
         state = value & (1 << _STATE_BITS) - 1
-        if state not in (_PUBLISHED_EXACTLY, _RELEASED):
+        if state not in (_PUBLISHED_EXACTLY, _RELEASED, _RECEIVED):
             return False, 0
         if failed:
             return True, self._end(packet_id, (state,), now)
-        self._flight[packet_id] = _RELEASED
+        self._flight[packet_id] = _RELEASED if state == _RELEASED or not is_kept(packet_id) else _RECEIVED
         self.since = now
         return True, value >> _STATE_BITS
 
-    def complete(self, packet_id: int, now: float) -> None:
-        """Take a PUBCOMP."""
+    def complete(self, packet_id: int, now: float) -> bool:
+        """Take a PUBCOMP. False if nothing waits for it."""
+        before = len(self._flight)
         self._end(packet_id, (_RELEASED,), now)
+        return len(self._flight) < before
 
     def _end(self, packet_id: int, states: tuple[int, ...], now: float) -> int:
         value = self._flight.get(packet_id, 0)
@@ -314,12 +382,25 @@ class Sending:
         self.outbound.put_mail(pairs, anew=anew)
         return OVERRUN if self.outbound.mails > LARGEST_WINDOW else None
 
+    def send_kept(self, messages: Iterable[KeptDelivery], *, anew: bool) -> Problem | None:
+        """Send messages of a session's inbox, as far as the client's receive maximum allows."""
+        return None if self.outbound.put_kept(messages, anew=anew) else OVERRUN
+
+    def release(self, packet_id: int, effects: list[Effect]) -> None:
+        """Send the PUBREL of a message from a session's inbox, which is stored with its PUBREC."""
+        if self.outbound.release(packet_id):
+            effects.append(Send(pubrel(packet_id, self._terms, known=True)))
+
     def acknowledge(self, packet: Puback, now: float, effects: list[Effect]) -> None:
         """Take a PUBACK."""
         packet_id = packet.packet_id
+        inflight = self.outbound.inflight
         shared = self.outbound.acknowledge(packet_id, now)
         if packet_id >= FIRST_OUTBOUND_ID:
             _report(shared, effects)
+        elif packet_id >= FIRST_KEPT_ID:
+            if self.outbound.inflight < inflight:
+                _report_kept(packet_id, effects)
         elif self.takes_mail:
             self._mail.acknowledge(packet_id, now)
             last = effects[-1] if effects else None
@@ -333,12 +414,20 @@ class Sending:
         failed = packet.code >= ReasonCode.UNSPECIFIED
         known, shared = self.outbound.receive(packet.packet_id, now, failed=failed)
         _report(shared, effects)
+        if known and is_kept(packet.packet_id):
+            if failed:
+                _report_kept(packet.packet_id, effects)
+                return
+            if not self.outbound.is_released(packet.packet_id):
+                effects.append(KeptReceived(packet.packet_id))
+                return
         if not failed:
             effects.append(Send(pubrel(packet.packet_id, self._terms, known=known)))
 
-    def complete(self, packet: Pubcomp, now: float) -> None:
+    def complete(self, packet: Pubcomp, now: float, effects: list[Effect]) -> None:
         """Take a PUBCOMP."""
-        self.outbound.complete(packet.packet_id, now)
+        if self.outbound.complete(packet.packet_id, now) and is_kept(packet.packet_id):
+            _report_kept(packet.packet_id, effects)
 
     def deadlines(self, timeout_s: float) -> tuple[float, float]:
         """Times by which the client has to acknowledge mail, and messages of topics, by the clock of the calls."""
@@ -351,6 +440,19 @@ def pubrel(packet_id: int, terms: Terms, *, known: bool) -> bytes:
     """Encode the answer to a PUBREC. known: it answers a message of this connection."""
     code = ReasonCode.SUCCESS if known or terms.dialect is not MQTT_5 else ReasonCode.PACKET_ID_NOT_FOUND
     return codec.encode(Pubrel(packet_id, code), terms.dialect)
+
+
+def is_kept(packet_id: int) -> bool:
+    """True for the identifiers of messages from a session's inbox."""
+    return FIRST_KEPT_ID <= packet_id < FIRST_OUTBOUND_ID
+
+
+def _report_kept(packet_id: int, effects: list[Effect]) -> None:
+    last = effects[-1] if effects else None
+    if type(last) is KeptAcknowledged:
+        last.packet_ids.append(packet_id)
+    else:
+        effects.append(KeptAcknowledged([packet_id]))
 
 
 def _report(number: int, effects: list[Effect]) -> None:

@@ -6,9 +6,8 @@ drawn from it.
 
 Promises to stock clients, and the choices that MQTT leaves open (docs/mqtt.md has all of them):
 
-- *Sessions end with their connection*: session present is 0, and a client of MQTT 5 that asks for more gets session expiry 0.
-  Departs from [MQTT-3.1.2-4]; the 0 tells the client. Mail is the exception: a client that asks for a session that is kept (clean
-  session off, or a session expiry above 0) and subscribes to its own `user/{UIN}` with QoS 1 takes the user's mail, too.
+- *Sessions outlive their connection* where the shell keeps them (`Kept`). Elsewhere session present is 0, and a client of MQTT 5
+  that asks for more gets session expiry 0. Who asks for one that is kept, and subscribes to its `user/{UIN}` with QoS 1, takes mail.
 - *Mail* goes out with QoS 1 and a packet identifier made of its place in the inbox (`cluster.mqtt.mail`). PUBACKs may come in any
   order; mail without one is sent again on the next connection, with DUP. A lane without any PUBACK for `puback_timeout_s` closes
   the connection. A PUBACK that nothing waits for is ignored.
@@ -17,7 +16,7 @@ Promises to stock clients, and the choices that MQTT leaves open (docs/mqtt.md h
   allows this, or closing the connection [MQTT-3.3.5-2], after which stock clients reconnect and send the message again, for ever. A
   client of MQTT 5 gets the reason code. Acknowledgements leave in the order of the PUBLISHes [MQTT-4.6.0-2].
 - *QoS 2 from the client*: until its PUBREL the same identifier is the same message [MQTT-4.3.3-2].
-- *Enhanced authentication* is refused with 0x8C. An AUTH later is a protocol error, as there is no method to go on with.
+- *Enhanced authentication* is refused with 0x8C, and an AUTH later is a protocol error.
 
 Source: OASIS MQTT 3.1.1 and 5.0; docs/mqtt.md.
 """
@@ -40,6 +39,8 @@ from cluster.mqtt.events import (
     DropMessages,
     Effect,
     FiltersInVain,
+    ForgetMessage,
+    Kept,
     Problem,
     PublishMessages,
     Send,
@@ -48,9 +49,8 @@ from cluster.mqtt.events import (
 )
 from cluster.mqtt.inbound import EARLY_PUBREL, IN_USE, Aliases, Begun, Inbound
 from cluster.mqtt.mail import Mails
-from cluster.mqtt.outbound import Delivery, OutboundCounters, Sending, disconnect, pubrel
+from cluster.mqtt.outbound import Delivery, KeptDelivery, OutboundCounters, Sending, disconnect, pubrel
 from cluster.mqtt.packets import (
-    MQTT_3_1,
     MQTT_3_1_1,
     MQTT_5,
     SUBACK_FAILURE,
@@ -61,7 +61,6 @@ from cluster.mqtt.packets import (
     MalformedPacket,
     Packet,
     Pingreq,
-    Properties,
     Puback,
     Pubcomp,
     Publish,
@@ -77,10 +76,9 @@ from cluster.mqtt.packets import (
 )
 from cluster.mqtt.properties import Property, number
 from cluster.mqtt.reason_codes import ReasonCode, name_of, return_code
-from cluster.mqtt.states import PACKET_EVENTS, Event, State
-from cluster.mqtt.subscriptions import LARGE_ANSWER, Subscriptions, judge_filter
-from cluster.mqtt.terms import NO_LIMIT, SessionLimits, Terms, agree, announced
-from pixiu.ids import UIN, RoomID
+from cluster.mqtt.states import ANSWERS_OF_THE_SHELL, PACKET_EVENTS, Event, State
+from cluster.mqtt.subscriptions import LARGE_ANSWER, Subscriptions, judge_filter, outside_vrooms
+from cluster.mqtt.terms import SessionLimits, Terms, agree, connack, fault_of
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topics import USER_PREFIX, TopicRefusal, destination
 
@@ -109,14 +107,6 @@ _NO_INBOUND: Final = Inbound()
 """Stays empty: most connections never publish with QoS 1, and one of their own would take 180 bytes."""
 
 
-def _outside_vrooms(vrooms: VRooms, name: str) -> RoomID | UIN | TopicRefusal:
-    """`destination` in a cluster with big rooms: their VRooms are not valid topics."""
-    found = destination(name)
-    if isinstance(found, TopicRefusal) or name.startswith(USER_PREFIX):
-        return found
-    return TopicRefusal.VROOM if vrooms.is_vroom(found) else found
-
-
 class ServerSession:
     """One connection, from accept to close.
 
@@ -142,6 +132,7 @@ class ServerSession:
         "_decoder",
         "_inbound",
         "_judged_later",
+        "_kept",
         "_last_packet",
         "_limits",
         "_partial_since",
@@ -168,7 +159,7 @@ class ServerSession:
         self.gate = gate or ReadingGate()
         self._limits = limits = limits or SessionLimits()
         self._admit = admit
-        self._resolve = resolve = destination if vrooms == NO_BIG_ROOMS else partial(_outside_vrooms, vrooms)
+        self._resolve = resolve = destination if vrooms == NO_BIG_ROOMS else partial(outside_vrooms, vrooms)
         self._assigned_client_id = assigned_client_id
         self._state = State.CONNECTING
         self._decoder = codec.Decoder(Side.SERVER, self._limits.max_packet_bytes, self._limits.max_filters)
@@ -185,6 +176,8 @@ class ServerSession:
         self._client_id = ""
         self._judged_later: tuple[Connect, list[Packet]] | None = None
         """A CONNECT that waits for `admitted`, and the packets after it."""
+        self._kept: Kept | None = None
+        """The session, if it outlives its connection."""
         self._terms = _NO_TERMS
         self._aliases: Aliases | None = None
         self._sending: Sending | None = None
@@ -274,11 +267,12 @@ class ServerSession:
         self._take(packets, now, effects)
         return effects
 
-    def admitted(self, code: ReasonCode, now: float) -> list[Effect]:
-        """Take the shell's delayed decision about a CONNECT."""
+    def admitted(self, code: ReasonCode, now: float, kept: Kept | None = None) -> list[Effect]:
+        """Take the shell's delayed decision about a CONNECT. kept: its session, if that outlives the connection."""
         effects: list[Effect] = []
         if self._judged_later is not None and self._state is State.CONNECTING:
             (connect, behind), self._judged_later = self._judged_later, None
+            self._kept = kept
             if code is ReasonCode.SUCCESS:
                 self._step(Event.CONNECT, connect, now, effects)
                 self.gate.release(Hold.LOGIN, now)
@@ -320,6 +314,22 @@ class ServerSession:
         """Send mail to the client. `anew`: it is of a new session, and mail of an older one no longer waits for its PUBACK."""
         return self._run(Event.MAIL, (topic, mails, anew), now)
 
+    def deliver_kept(self, messages: Iterable[KeptDelivery], now: float, *, anew: bool = False) -> list[Effect]:
+        """Have messages of the session's inbox wait for the client, as `deliver`. `anew`: discard those that wait."""
+        return self._run(Event.KEPT, (messages, anew), now)
+
+    def kept_released(self, packet_id: int, now: float) -> list[Effect]:
+        """Note that the session is stored with this `KeptReceived`."""
+        return self._run(Event.KEPT_RELEASED, packet_id, now)
+
+    def left_out(self) -> list[int]:
+        """Take the identifiers of kept messages that were over or too large at `outgoing`: nobody waits for them."""
+        outbound = self._sending.outbound if self._sending is not None else None
+        if outbound is None or outbound.left_out is None:
+            return []
+        found, outbound.left_out = outbound.left_out, None
+        return found
+
     def publish_accepted(self, packet_ids: Iterable[int], now: float) -> list[Effect]:
         """Note that the cluster has taken these messages of QoS 1."""
         effects: list[Effect] = []
@@ -354,13 +364,11 @@ class ServerSession:
         elif now >= silence:
             problem = Problem(CloseReason.KEEP_ALIVE, f"no packet for {self._silence_s:g} s")
         elif now >= unfinished:
-            text = f"a packet was not finished within {self._limits.packet_timeout_s:g} s"
-            problem = Problem(CloseReason.PACKET_UNFINISHED, text)
+            problem = Problem(CloseReason.PACKET_UNFINISHED, f"a packet took longer than {self._limits.packet_timeout_s:g} s")
         elif now >= puback:
             problem = Problem(CloseReason.MAIL_UNACKNOWLEDGED, f"no PUBACK for {self._limits.puback_timeout_s:g} s")
         elif now >= acknowledgement:
-            text = f"no acknowledgement for {self._limits.puback_timeout_s:g} s"
-            problem = Problem(CloseReason.UNACKNOWLEDGED, text)
+            problem = Problem(CloseReason.UNACKNOWLEDGED, f"no acknowledgement for {self._limits.puback_timeout_s:g} s")
         else:
             problem = Problem(CloseReason.UNANSWERED, "the cluster did not answer in time")
         return self._run(Event.TIMEOUT, problem, now)
@@ -401,34 +409,16 @@ class ServerSession:
     def _judge_connect(self, packet: Connect) -> tuple[Event, object] | None:
         if self._state is not State.CONNECTING:
             return Event.CONNECT, packet
-        code: ReasonCode | None = ReasonCode.SUCCESS
-        unnamed = not packet.client_id
-        if unnamed and packet.dialect is not MQTT_5 and (packet.dialect is MQTT_3_1 or not packet.clean_session):
-            code = ReasonCode.CLIENT_ID_NOT_VALID
-        elif packet.properties and Property.AUTHENTICATION_METHOD in packet.properties:
-            code = ReasonCode.BAD_AUTHENTICATION_METHOD
-        elif packet.will is not None and isinstance(self._resolve(packet.will.topic), TopicRefusal):
+        code: ReasonCode | None = fault_of(packet, self._limits, self._assigned_client_id)
+        if code is ReasonCode.SUCCESS and packet.will is not None and isinstance(self._resolve(packet.will.topic), TopicRefusal):
             code = ReasonCode.TOPIC_NAME_INVALID
-        elif packet.properties and not self._takes_connack(packet):
-            code = ReasonCode.PACKET_TOO_LARGE
-        else:
+        if code is ReasonCode.SUCCESS:
             code = self._admit(packet)
         if code is None:
             return None
         if code is ReasonCode.SUCCESS:
             return Event.CONNECT, packet
         return Event.CONNECT_REFUSED, _Refusal(code, packet.dialect)
-
-    def _connack(self, packet: Connect, terms: Terms) -> bytes:
-        properties: Properties | None = None
-        if terms.dialect is MQTT_5:
-            properties = announced(packet, terms, self._limits, packet.client_id or self._assigned_client_id)
-        return codec.encode(Connack(False, ReasonCode.SUCCESS, properties), terms.dialect)
-
-    def _takes_connack(self, packet: Connect) -> bool:
-        """False if the CONNACK is above the client's maximum packet size [MQTT5-3.1.2-24]."""
-        terms = agree(packet, self._limits)
-        return terms.max_packet_bytes == NO_LIMIT or len(self._connack(packet, terms)) <= terms.max_packet_bytes
 
     def _leave(self, problem: Problem, effects: list[Effect], code: ReasonCode | None, malformed: Reason | None = None) -> None:
         """Append a DISCONNECT, if the client's dialect has it and it is connected, and the end."""
@@ -439,14 +429,25 @@ class ServerSession:
     # ------------------------------------------------------------------------------------------ actions of the table
 
     def _accept(self, packet: Connect, now: float, effects: list[Effect]) -> None:
-        """Start the session, CONNACK 0."""
+        """Start the session or resume it, CONNACK 0."""
         self._client_id = packet.client_id or self._assigned_client_id
         self._terms = terms = agree(packet, self._limits)
         self._silence_s = terms.keep_alive_s * self._limits.keep_alive_factor
         if terms.dialect is MQTT_5:
             self._aliases = Aliases(self._limits.max_topic_aliases)
         effects.append(Connected(self._client_id, packet, terms))
-        effects.append(Send(self._connack(packet, terms)))
+        kept = self._kept
+        if kept is None:
+            effects.append(Send(connack(packet, terms, self._limits, self._assigned_client_id)))
+            return
+        present, expiry_s, filters = kept
+        data = connack(packet, terms, self._limits, self._assigned_client_id, present=present, expiry_s=expiry_s)
+        effects.append(Send(data))
+        self._kept = Kept(present, expiry_s)
+        if filters:
+            self.subscriptions.restore(filters)
+            mail = frozenset(wanted.filter for wanted in filters if wanted.qos and wanted.filter.startswith(USER_PREFIX))
+            effects.append(SubscribeFilters(0, list(filters), mail))
 
     def _refuse(self, refusal: _Refusal, now: float, effects: list[Effect]) -> None:
         """CONNACK with the reason, close."""
@@ -541,6 +542,9 @@ class ServerSession:
             effects.append(UnsubscribeFilters(left))
         if not packet.more:
             self._answer(Unsuback(packet.packet_id, tuple(codes) if self._terms.dialect is MQTT_5 else ()), now, effects)
+            answer = effects[-1]
+            if self._kept is not None and left and type(answer) is Send:
+                effects[-2:] = [UnsubscribeFilters(left, answer.data)]
 
     def _acknowledge(self, packet_ids: Iterable[int], now: float, effects: list[Effect]) -> None:
         """PUBACK, or PUBREC, of all messages before the first one that still waits."""
@@ -562,6 +566,8 @@ class ServerSession:
         answer = self._inbound.release(packet.packet_id, self._terms)
         if answer is None:
             self._step(Event.CLOSE, EARLY_PUBREL, now, effects)
+        elif self._kept is not None:
+            effects.append(ForgetMessage(packet.packet_id, answer))
         else:
             effects.append(Send(answer))
 
@@ -584,6 +590,17 @@ class ServerSession:
         if problem is not None:
             self._step(Event.CLOSE, problem, now, effects)
 
+    def _deliver_kept(self, what: tuple[Iterable[KeptDelivery], bool], now: float, effects: list[Effect]) -> None:
+        """PUBLISH of QoS 1 and 2, as far as the client's receive maximum has space."""
+        messages, anew = what
+        problem = self._begin_sending().send_kept(messages, anew=anew)
+        if problem is not None:
+            self._step(Event.CLOSE, problem, now, effects)
+
+    def _release_kept(self, packet_id: int, now: float, effects: list[Effect]) -> None:
+        """PUBREL."""
+        self._begin_sending().release(packet_id, effects)
+
     def _acknowledged(self, packet: Puback, now: float, effects: list[Effect]) -> None:
         """Report it; ignore what answers nothing, as of a client that acknowledges before it has subscribed again."""
         if self._sending is not None:
@@ -599,7 +616,7 @@ class ServerSession:
     def _completed(self, packet: Pubcomp, now: float, effects: list[Effect]) -> None:
         """End of the exchange; ignore what answers nothing."""
         if self._sending is not None:
-            self._sending.complete(packet, self.gate.clock(now))
+            self._sending.complete(packet, self.gate.clock(now), effects)
 
     def _bound_unanswered(self, now: float) -> None:
         waiting = self.waiting
@@ -615,11 +632,11 @@ class ServerSession:
     def _goodbye(self, packet: Disconnect, now: float, effects: list[Effect]) -> None:
         """Close."""
         if not self._terms.keep and number(packet.properties, Property.SESSION_EXPIRY, 0):
-            text = "a DISCONNECT sets the session expiry that CONNECT left at 0"
-            self._leave(Problem(CloseReason.UNEXPECTED_PACKET, text), effects, ReasonCode.PROTOCOL_ERROR)
+            problem = Problem(CloseReason.UNEXPECTED_PACKET, "a DISCONNECT sets the session expiry that CONNECT left at 0")
+            self._leave(problem, effects, ReasonCode.PROTOCOL_ERROR)
             return
-        normal = packet.code == ReasonCode.SUCCESS
-        effects.append(Close(CloseReason.CLIENT_DISCONNECTED, "the client disconnected", publish_will=not normal))
+        normal, expiry_s = packet.code == ReasonCode.SUCCESS, number(packet.properties, Property.SESSION_EXPIRY, -1)
+        effects.append(Close(CloseReason.CLIENT_DISCONNECTED, "the client disconnected", None, not normal, expiry_s))
 
     def _second_connect(self, _: object, now: float, effects: list[Effect]) -> None:
         """Close: a protocol violation [MQTT-3.1.0-2]."""
@@ -647,23 +664,10 @@ class ServerSession:
 TABLE: Final[dict[tuple[State, Event], Transition]] = {
     (State.CONNECTING, Event.CONNECT): Transition(State.CONNECTED, ServerSession._accept),
     (State.CONNECTING, Event.CONNECT_REFUSED): Transition(State.DISCONNECTED, ServerSession._refuse),
-    (State.CONNECTING, Event.PUBLISH): Transition(State.DISCONNECTED, ServerSession._unexpected),
+    **{(State.CONNECTING, event): Transition(State.DISCONNECTED, ServerSession._unexpected) for event in PACKET_EVENTS.values()},
     (State.CONNECTING, Event.PUBLISH_UNACCEPTABLE): Transition(State.DISCONNECTED, ServerSession._close),
-    (State.CONNECTING, Event.SUBSCRIBE): Transition(State.DISCONNECTED, ServerSession._unexpected),
-    (State.CONNECTING, Event.UNSUBSCRIBE): Transition(State.DISCONNECTED, ServerSession._unexpected),
-    (State.CONNECTING, Event.PINGREQ): Transition(State.DISCONNECTED, ServerSession._unexpected),
-    (State.CONNECTING, Event.DISCONNECT): Transition(State.DISCONNECTED, ServerSession._unexpected),
-    (State.CONNECTING, Event.PUBACK): Transition(State.DISCONNECTED, ServerSession._unexpected),
-    (State.CONNECTING, Event.PUBREL): Transition(State.DISCONNECTED, ServerSession._unexpected),
-    (State.CONNECTING, Event.PUBREC): Transition(State.DISCONNECTED, ServerSession._unexpected),
-    (State.CONNECTING, Event.PUBCOMP): Transition(State.DISCONNECTED, ServerSession._unexpected),
-    (State.CONNECTING, Event.AUTH): Transition(State.DISCONNECTED, ServerSession._unexpected),
     (State.CONNECTING, Event.MALFORMED): Transition(State.DISCONNECTED, ServerSession._malformed),
-    (State.CONNECTING, Event.SUBSCRIPTION_CONFIRMED): Transition(State.CONNECTING, ServerSession._ignore),
-    (State.CONNECTING, Event.PUBLISH_ACCEPTED): Transition(State.CONNECTING, ServerSession._ignore),
-    (State.CONNECTING, Event.PUBLISH_REFUSED): Transition(State.CONNECTING, ServerSession._ignore),
-    (State.CONNECTING, Event.MAIL): Transition(State.CONNECTING, ServerSession._ignore),
-    (State.CONNECTING, Event.DELIVERY): Transition(State.CONNECTING, ServerSession._ignore),
+    **{(State.CONNECTING, event): Transition(State.CONNECTING, ServerSession._ignore) for event in ANSWERS_OF_THE_SHELL},
     (State.CONNECTING, Event.TIMEOUT): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTING, Event.CLOSE): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTING, Event.CONNECTION_LOST): Transition(State.DISCONNECTED, ServerSession._close),
@@ -686,6 +690,8 @@ TABLE: Final[dict[tuple[State, Event], Transition]] = {
     (State.CONNECTED, Event.PUBLISH_REFUSED): Transition(State.CONNECTED, ServerSession._refuse_message),
     (State.CONNECTED, Event.MAIL): Transition(State.CONNECTED, ServerSession._send_mail),
     (State.CONNECTED, Event.DELIVERY): Transition(State.CONNECTED, ServerSession._deliver),
+    (State.CONNECTED, Event.KEPT): Transition(State.CONNECTED, ServerSession._deliver_kept),
+    (State.CONNECTED, Event.KEPT_RELEASED): Transition(State.CONNECTED, ServerSession._release_kept),
     (State.CONNECTED, Event.TIMEOUT): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTED, Event.CLOSE): Transition(State.DISCONNECTED, ServerSession._close),
     (State.CONNECTED, Event.CONNECTION_LOST): Transition(State.DISCONNECTED, ServerSession._close),

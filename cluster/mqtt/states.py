@@ -53,6 +53,8 @@ class Event(Enum):
     PUBLISH_REFUSED = "publish refused"
     MAIL = "mail"
     DELIVERY = "messages for the client"
+    KEPT = "messages from the session's inbox"
+    KEPT_RELEASED = "PUBREC stored"
     TIMEOUT = "timeout"
     CLOSE = "close"
     CONNECTION_LOST = "connection lost"
@@ -71,3 +73,13 @@ PACKET_EVENTS: Final[dict[type[Packet], Event]] = {
     Auth: Event.AUTH,
 }
 """Events of the packets that each have one; CONNECT has two."""
+ANSWERS_OF_THE_SHELL: Final = (
+    Event.SUBSCRIPTION_CONFIRMED,
+    Event.PUBLISH_ACCEPTED,
+    Event.PUBLISH_REFUSED,
+    Event.MAIL,
+    Event.DELIVERY,
+    Event.KEPT,
+    Event.KEPT_RELEASED,
+)
+"""Events of a connection that is accepted; earlier they mean nothing."""

@@ -5,14 +5,15 @@ Source: OASIS MQTT 3.1.1 section 3.8; MQTT 5.0 sections 3.8 to 3.11; docs/mqtt.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from cluster.core.contract import NEVER
 from cluster.mqtt.events import CloseReason, Problem, Wanted
 from cluster.mqtt.reason_codes import ReasonCode
 from pixiu.ids import UIN, RoomID
-from pixiu.placement.topics import USER_PREFIX, TopicRefusal, parse_filter
+from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.topics import USER_PREFIX, TopicRefusal, destination, parse_filter
 
 QOS_BITS: Final = 3
 NO_LOCAL: Final = 4
@@ -32,6 +33,14 @@ def judge_filter(resolve: Callable[[str], RoomID | UIN | TopicRefusal], text: st
     room = resolve(found.name)
     # The server's own topics may be subscribed to, but not published to.
     return room if isinstance(room, TopicRefusal) and room is not TopicRefusal.SYSTEM else None
+
+
+def outside_vrooms(vrooms: VRooms, name: str) -> RoomID | UIN | TopicRefusal:
+    """`destination` in a cluster with big rooms: their VRooms are not valid topics."""
+    found = destination(name)
+    if isinstance(found, TopicRefusal) or name.startswith(USER_PREFIX):
+        return found
+    return TopicRefusal.VROOM if vrooms.is_vroom(found) else found
 
 
 class Asked(NamedTuple):
@@ -125,6 +134,12 @@ class Subscriptions:
                 mail.discard(name)
         return asked
 
+    def restore(self, filters: Iterable[Wanted]) -> None:
+        """Add the filters that the client's session has from earlier connections."""
+        for wanted in filters:
+            self._bytes += len(wanted.filter)
+            self.filters[wanted.filter] = wanted.identifier
+
     def wait(self, packet_id: int, asked: Asked, now: float) -> None:
         """Have a whole SUBSCRIBE wait for the cluster."""
         self.pending[packet_id] = now, asked
@@ -146,7 +161,9 @@ class Subscriptions:
             if code >= ReasonCode.UNSPECIFIED:
                 self._forget(name)
         mail = any(0 < granted[name] < ReasonCode.UNSPECIFIED for name in asked.mail)
-        return [one if isinstance(one, int) else _granted(granted[one[0]], one[1]) for one in asked.answers], mail
+        return [
+            one if isinstance(one, int) else _granted(granted[one[0]], one[1], asked.joined[one[0]].qos) for one in asked.answers
+        ], mail
 
     def leave(self, names: Sequence[str], *, more: bool) -> tuple[list[str], list[int]]:
         """Remove the filters of an UNSUBSCRIBE, or of a part of one. Returns those that were there, and the reason codes of the
@@ -180,6 +197,7 @@ class Subscriptions:
         return there
 
 
-def _granted(code: int, qos: int) -> int:
-    """The code of one of several equal filters of a SUBSCRIBE, which are as several SUBSCRIBEs [MQTT-3.8.4-4]."""
-    return code if code >= ReasonCode.UNSPECIFIED else min(code, qos)
+def _granted(code: int, qos: int, last: int) -> int:
+    """The code of one of several equal filters of a SUBSCRIBE, which are as several SUBSCRIBEs [MQTT-3.8.4-4]. last: the QoS that
+    the last of them asks for; a higher code is meant as it is."""
+    return code if code >= ReasonCode.UNSPECIFIED or code > last else min(code, qos)

@@ -9,8 +9,21 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from cluster.mqtt.packets import LEAST_PACKET_BYTES, MAX_FILTERS, MAX_PACKET_BYTES, MQTT_3_1_1, MQTT_5, Connect, Dialect, Properties
+from cluster.mqtt import codec
+from cluster.mqtt.packets import (
+    LEAST_PACKET_BYTES,
+    MAX_FILTERS,
+    MAX_PACKET_BYTES,
+    MQTT_3_1,
+    MQTT_3_1_1,
+    MQTT_5,
+    Connack,
+    Connect,
+    Dialect,
+    Properties,
+)
 from cluster.mqtt.properties import Property, number
+from cluster.mqtt.reason_codes import ReasonCode
 from pixiu.errors import ConfigurationError
 
 NO_LIMIT: Final = 0xFFFF_FFFF
@@ -131,17 +144,40 @@ def _keep_alive_s(connect: Connect, limits: SessionLimits) -> int:
     return min(connect.keep_alive_s or limits.max_keep_alive_s, limits.max_keep_alive_s)
 
 
-def announced(connect: Connect, terms: Terms, limits: SessionLimits, client_id: str) -> dict[int, object]:
-    """Properties of the CONNACK of MQTT 5 that accepts a connection. What is not announced has the standard's default.
+def connack(
+    connect: Connect, terms: Terms, limits: SessionLimits, assigned: str, *, present: bool = False, expiry_s: int = 0
+) -> bytes:
+    """Encode the CONNACK that accepts a connection. assigned: the name for a client that sends none. present, expiry_s: of its
+    session; without a store it ends with its connection, whatever the client asks for, so its expiry is 0."""
+    properties: Properties | None = None
+    if terms.dialect is MQTT_5:
+        properties = announced(connect, terms, limits, connect.client_id or assigned, expiry_s)
+    return codec.encode(Connack(present, ReasonCode.SUCCESS, properties), terms.dialect)
 
-    A session ends with its connection, whatever the client asks for, so its expiry is 0.
-    """
+
+def fault_of(connect: Connect, limits: SessionLimits, assigned: str) -> ReasonCode:
+    """The reason to refuse a CONNECT, whoever sends it; SUCCESS: there is none."""
+    unnamed = not connect.client_id
+    if unnamed and connect.dialect is not MQTT_5 and (connect.dialect is MQTT_3_1 or not connect.clean_session):
+        return ReasonCode.CLIENT_ID_NOT_VALID
+    if not connect.properties:
+        return ReasonCode.SUCCESS
+    if Property.AUTHENTICATION_METHOD in connect.properties:
+        return ReasonCode.BAD_AUTHENTICATION_METHOD
+    terms = agree(connect, limits)
+    if terms.max_packet_bytes < NO_LIMIT and len(connack(connect, terms, limits, assigned)) > terms.max_packet_bytes:
+        return ReasonCode.PACKET_TOO_LARGE  # [MQTT5-3.1.2-24]
+    return ReasonCode.SUCCESS
+
+
+def announced(connect: Connect, terms: Terms, limits: SessionLimits, client_id: str, expiry_s: int = 0) -> dict[int, object]:
+    """Properties of the CONNACK of MQTT 5 that accepts a connection. What is not announced has the standard's default."""
     found: dict[int, object] = {Property.MAXIMUM_PACKET_SIZE: limits.max_packet_bytes}
     if limits.max_inflight < ALL_IDS:
         found[Property.RECEIVE_MAXIMUM] = limits.max_inflight
     found[Property.TOPIC_ALIAS_MAXIMUM] = min(limits.max_topic_aliases, ALL_IDS)
-    if terms.keep:
-        found[Property.SESSION_EXPIRY] = 0
+    if terms.keep and expiry_s != number(connect.properties, Property.SESSION_EXPIRY, 0):
+        found[Property.SESSION_EXPIRY] = expiry_s
     if not connect.client_id:
         found[Property.ASSIGNED_CLIENT_ID] = client_id
     if terms.keep_alive_s != connect.keep_alive_s:

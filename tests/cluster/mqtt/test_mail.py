@@ -15,7 +15,7 @@ from cluster.mqtt.events import (
     SubscribeFilters,
     Wanted,
 )
-from cluster.mqtt.mail import FIRST_OUTBOUND_ID, SEQS, Mails, Unacknowledged, lane_of, packet_id_of, seq_from
+from cluster.mqtt.mail import FIRST_KEPT_ID, SEQS, Mails, Unacknowledged, lane_of, packet_id_of, seq_from
 from cluster.mqtt.packets import Connect, Packet, Puback, Publish, Side, Subscribe
 from cluster.mqtt.server import ServerSession
 from cluster.mqtt.states import State
@@ -60,7 +60,7 @@ def closed(effects: list[Effect]) -> Close:
 
 
 def test_a_packet_identifier_is_the_mails_place_and_never_0() -> None:
-    assert [packet_id_of(lane, 4_094) for lane in range(4)] == [4_095, 8_191, 12_287, FIRST_OUTBOUND_ID - 1]
+    assert [packet_id_of(lane, 4_094) for lane in range(4)] == [4_095, 8_191, 12_287, FIRST_KEPT_ID - 1]
     assert [packet_id_of(lane, 4_095) for lane in range(4)] == [1, 4_097, 8_193, 12_289]
     for lane in range(4):
         for start in (0, 4_060, 5_000_000_000):
