@@ -84,6 +84,8 @@ class Confirming:
         self._proxies: dict[EndpointID, _Proxy] = {}
         self._homes = [_Proxy(NOBODY)]
         """Proxies that get new batches, each those of the keys for which it is `key % number`; without one a stand-in."""
+        self.sessions: dict[int, int] = {}
+        """Connection → its session, of those that outlive their connection."""
         self.unresolved = 0
         """Messages."""
         self.batches = self.lost = 0
@@ -190,6 +192,9 @@ class Confirming:
         self.batches += 1
         records = b"".join([message.record for message in taken])
         batch = control_pb2.PublishBatch(number=number, count=len(taken), records=records)
+        if self.sessions:
+            sessions = [self.sessions.get(message.connection, 0) for message in taken]
+            batch.sessions.extend(sessions if any(sessions) else ())
         return SendControl(proxy.endpoint, [control_pb2.Control(publish_batch=batch).SerializeToString()], number)
 
     def _release(self, number: int) -> None:

@@ -65,6 +65,8 @@ MOVING = EndpointID(0)
 """In place of the proxy of a key whose records wait."""
 TOPIC_OR_TRACED = Flag.TOPIC | Flag.TRACED
 """One test of a record's flags: nearly all records have no topic and no trace."""
+SESSION_DEVICE: Final = 1
+"""The only device of a session's pseudo-user."""
 MAX_HELD_RECORDS = 100_000
 """Published records that wait for a change of proxies; beyond it the oldest are dropped."""
 LOAD_TEST = int(Flag.LOAD_TEST)
@@ -411,9 +413,15 @@ class Core(EventTable[ev.Effect]):
                 event.connection, event.uin, event.device, event.device_class, event.wall_ms, login=event.login, name=event.name
             )
             self.users.announce(opened, now)
+        if event.session:
+            self.confirming.sessions[event.connection] = event.session
+            opened = self.devices.opened(
+                -event.connection, event.session, SESSION_DEVICE, 0, event.wall_ms, login=False, name=event.name
+            )
+            self.users.announce(self.devices.join(-event.connection, mail=True) or opened, now)
 
     def _speaks_mqtt(self, connection: int) -> bool:
-        return self.index.clients[connection].packets
+        return self.index.clients[abs(connection)].packets
 
     def _on_closed(self, event: ev.Closed, now: float, out: list[ev.Effect]) -> None:
         client = self.joining.client(event.connection)
@@ -423,6 +431,9 @@ class Core(EventTable[ev.Effect]):
         self.shared.closed(event.connection)
         self.users.announce(self.devices.closed(event.connection, event.reason), now)
         out += self.mail.closed(event.connection)
+        if self.confirming.sessions.pop(event.connection, 0):
+            self.users.announce(self.devices.closed(-event.connection, event.reason), now)
+            out += self.mail.closed(-event.connection)
 
     def _on_shared_acknowledged(self, event: ev.SharedAcknowledged, now: float, out: list[ev.Effect]) -> None:
         self.shared.acknowledged(event.connection, event.numbers)
@@ -477,7 +488,7 @@ class Core(EventTable[ev.Effect]):
 
     def _on_replaced(self, event: ev.Replaced, now: float, out: list[ev.Effect]) -> None:
         connections = self.devices.replaced(event.uin, event.key, event.connect_time)
-        out += [ev.Disconnect(connection, event.reason) for connection in connections]
+        out += [ev.Disconnect(abs(connection), event.reason) for connection in connections]
 
     def _on_healing(self, event: ev.HealingReceived, now: float, out: list[ev.Effect]) -> None:
         if event.relay is not None:

@@ -75,6 +75,9 @@ class Opened:
     """True if it gets no shared bytes, only `DeliverEach`: it limits the size of packets, or wants topic aliases."""
     credit: int = 65_535
     """Messages of shared subscriptions with QoS 1 or 2 that it may have unacknowledged."""
+    session: int = 0
+    """The pseudo-user whose inbox its session has, if that outlives the connection; 0: none. What concerns this inbox names the
+    connection by its number below 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +340,7 @@ class PacketsAcknowledged:
     """An MQTT client sent PUBACKs of these packet identifiers."""
 
     connection: int
+    """Below 0: of its session's inbox, whose identifiers are those of mail."""
     packet_ids: Sequence[int]
 
 
@@ -474,6 +478,7 @@ class WriteMail:
     """Write mail to a connection. `anew`: of a new session; what has not left of an older one must not leave."""
 
     connection: int
+    """Below 0: it is of its session's inbox, with the markers of gaps, which are acknowledged."""
     runs: list[MailRun]
     anew: bool
 

@@ -18,10 +18,12 @@ from gateway.membership.rooms import Channel, Grant
 from pixiu.ids import snowflake_time_ms
 from pixiu.wire.record import (
     EXTENSION_AT,
+    FLAGS_AT,
     KEY_AT,
     LIFETIME_AT,
     LIFETIME_HIGH_AT,
     SNOWFLAKE_AT,
+    Flag,
     with_key,
 )
 
@@ -138,7 +140,10 @@ class FanOut:
 
     def _queue_each(self, exact: dict[int, Grant], record: bytes, topic: bytes) -> None:
         qos, retain, expires_at_ms, publisher = qos_of(record), retain_of(record), expires_at_ms_of(record), -1
+        kept = record[FLAGS_AT] & Flag.KEPT
         for connection, grant in exact.items():
+            if kept and grant.kept:
+                continue
             if grant.no_local:
                 if publisher < 0:
                     publisher = self.own.connection_of(record)

@@ -81,6 +81,7 @@ class _Recipient:
     """A connection that gets mail."""
 
     connection: int
+    """Below 0: it gets that of its session's inbox."""
     packets: bool
     uin: int = 0
     device: int = 0
@@ -302,7 +303,8 @@ class MailBook:
             if recipient.packets:
                 counters.gaps_untold += 1
                 self._acknowledge(recipient, run.lane, run.first, run.first)
-                return
+                if connection > 0:
+                    return
         parts = [run.part(0, written)]
         if recipient.packets and not run.gap:
             parts, over = parts[0].without_expired(self._unix_ms())

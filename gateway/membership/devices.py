@@ -5,6 +5,9 @@ new connect time, because the user may have been elsewhere meanwhile. Whether a 
 is reported with the old connect time. But mail goes to one connection of a device, the newest that takes it: when that changes, or
 starts over, the device gets a new connect time, so that relays begin a new session with it.
 
+The inbox of an MQTT session that outlives its connection is the mail of a pseudo-user with one device. The connection stands for it
+by its number below 0.
+
 Source: PiXiu §7.2; docs/architecture.md, docs/memberships.md; docs/delivery.md, "Rules for gateways".
 """
 
@@ -40,8 +43,8 @@ class _Device:
 
     @property
     def target(self) -> int:
-        """Connection that gets the device's mail; 0: none."""
-        return max(self.mail, default=0)
+        """Connection that gets the device's mail, the newest; 0: none."""
+        return max(self.mail, key=abs, default=0)
 
 
 class DeviceIndex:

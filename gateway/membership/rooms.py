@@ -41,6 +41,8 @@ class Grant(NamedTuple):
     no_local: bool = False
     retain_as_published: bool = False
     identifiers: tuple[int, ...] = ()
+    kept: bool = False
+    """True if messages that are kept for sessions come by the inbox of the connection's session."""
 
 
 PLAIN: Final = Grant()
@@ -465,7 +467,7 @@ def grant_of(wanted: Wanted) -> Grant:
     if not (wanted.qos or wanted.no_local or wanted.retain_as_published or wanted.identifier):
         return PLAIN
     identifiers = (wanted.identifier,) if wanted.identifier else ()
-    return Grant(wanted.qos, wanted.no_local, wanted.retain_as_published, identifiers)
+    return Grant(wanted.qos, wanted.no_local, wanted.retain_as_published, identifiers, wanted.kept)
 
 
 def merged(options: list[Wanted]) -> Grant:
@@ -478,4 +480,5 @@ def merged(options: list[Wanted]) -> Grant:
         all(wanted.no_local for wanted in options),
         any(wanted.retain_as_published for wanted in options),
         tuple(dict.fromkeys(wanted.identifier for wanted in options if wanted.identifier)),
+        any(wanted.kept for wanted in options),
     )
