@@ -29,6 +29,7 @@ from gateway.mqtt.listener import Listener
 from gateway.mqtt.tls_handshake import TlsHandshake
 from gateway.options import Options
 from gateway.retained.client import RetainedClient
+from gateway.sessions.service import Sessions
 
 API_PROXIES: Final = 8
 """Proxies that clients of the HTTP API are given at first; they learn of the others."""
@@ -38,10 +39,15 @@ class ClientListeners:
     """The listeners; the registry knows the first one's port."""
 
     def __init__(
-        self, context: Context[Options], clients: Clients, guard: LoginGuard | None, retained: RetainedClient
-    ) -> None:  # fmt: skip
+        self,
+        context: Context[Options],
+        clients: Clients,
+        guard: LoginGuard | None,
+        retained: RetainedClient,
+        sessions: Sessions | None = None,
+    ) -> None:
         options, tls = context.options, context.client_tls
-        self._clients = clients
+        self._clients, self._sessions = clients, sessions
         self._behind = ProxyDoor(Networks(options.proxy_networks), clients)
         origins = Origins(options.websocket_origins, open_=guard is not None)
         self._websockets = WebSockets(clients, self._mqtt, origins)
@@ -97,7 +103,7 @@ class ClientListeners:
         }
 
     def _mqtt(self) -> asyncio.Protocol:
-        return cast(asyncio.Protocol, MQTTConnection(self._clients))
+        return cast(asyncio.Protocol, MQTTConnection(self._clients, self._sessions))
 
     def _listens(
         self, connect: Callable[[], asyncio.Protocol], options: Options, option: str, tls: ListenerTls | None

@@ -91,6 +91,9 @@ class Options(ClientRoleOptions, PacedOptions):
     """Topic aliases of a client of MQTT 5, in each direction; to the client at most what it allows."""
     max_keep_alive_s: int = bounded(65_535, 1, 65_535)
     """Longest keep-alive of a client of MQTT 5, seconds: one that asks for more, or for none, gets this one. 65535: no limit."""
+    max_session_expiry_s: int = bounded(604_800, 0, 2_592_000)
+    """Seconds for which the session of an MQTT client may outlive its connection: that of clients of MQTT 3 without clean session,
+    and the limit of what clients of MQTT 5 ask for. 0: sessions end with their connections, as where there are no Pi and Xiu."""
     signal_table_dir: str = "/dev/shm"  # noqa: S108 (private folders are made in it)
     """Folder on a tmpfs for the table of delivered signals, which a gateway that was killed finds again."""
     signal_table_name: str = ""

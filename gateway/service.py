@@ -26,6 +26,7 @@ from cluster.membership.map.digest_keys import KEYS_S, DigestKeys
 from cluster.membership.map.updates import encode_messages
 from cluster.process.context import Context
 from cluster.process.tracing import tracer_of
+from cluster.routers.kept_client import KeptClient
 from cluster.rpc.methods import DELIVER
 from cluster.settings.options import ClusterOptions
 from cluster.wire.v1 import control_pb2, delivery_pb2
@@ -46,6 +47,8 @@ from gateway.numbers import GatewayNumbers
 from gateway.options import Options
 from gateway.retained.client import RetainedClient
 from gateway.retained.page import retained
+from gateway.sessions.service import RENEW_S, Sessions
+from gateway.sessions.store import SessionStore
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import Tickets
 from gateway.wills.events import DeviceOpened
@@ -125,8 +128,21 @@ class Service(RoleShell):
             turn=context.turn,
             retainer=self._retained,
         )
+        self._store = SessionStore(context)
+        self._kept = KeptClient(lambda: context.view, context.links.state, context.tls)
+        self._sessions = Sessions(
+            self._store,
+            self._kept,
+            serves=lambda: self._store.available and self._clients.serves_mail and not self._through_relays,
+            max_expiry_s=lambda: self._options.max_session_expiry_s,
+            topics=topics,
+            vrooms=self._vrooms,
+            important=context.cluster.important_topics,
+            now=context.now,
+            log=context.log,
+        )
         self._revocations = Requests(context.zookeeper, paths.revocations(context.root), self._end_revoked)
-        self._listeners = ClientListeners(context, self._clients, self._guard, self._retained)
+        self._listeners = ClientListeners(context, self._clients, self._guard, self._retained, self._sessions)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)
         self._signal_table: SharedTable | None = None
         self._signal_problem = ""
@@ -201,13 +217,19 @@ class Service(RoleShell):
             self._revocations.start()
         await self._listeners.start()
         self.every(KEYS_S, self._look_at_digest_keys)
+        self.every(RENEW_S, self._sessions.renew)
 
     async def drain(self) -> None:
         """Move the clients elsewhere, at a rate, and report to the routers that they left."""
         self._listeners.close()
         self._clients.drain(self._options.drain_spread_s(len(self._clients)), self._options.drain_last_s)
         core, wills = self._core, self._wills
-        while self._clients or wills.unfinished or (core is not None and (core.unconfirmed or core.confirming.unresolved)):
+        while (
+            self._clients
+            or wills.unfinished
+            or self._sessions.unfinished
+            or (core is not None and (core.unconfirmed or core.confirming.unresolved))
+        ):
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def stop(self) -> None:
@@ -215,6 +237,9 @@ class Service(RoleShell):
         await self._listeners.stop()
         self._mail.stop()
         self._clients.stop()
+        await self._sessions.close()
+        await self._store.close()
+        await self._kept.close()
         if self._guard is not None:
             await self._kicks.stop()
             await self._revocations.stop()
@@ -247,6 +272,7 @@ class Service(RoleShell):
     def on_view(self, view: View) -> None:
         """Heartbeat every router, relay and proxy; send to those that are Running."""
         self._reach(view)
+        self._store.on_view()
         if self._tickets is not None:
             self._tickets.set_proxies(node for node in view.of_role("proxy") if node.state is not NodeState.INIT)
         self._peers_changed()
@@ -431,6 +457,7 @@ class Service(RoleShell):
         samples |= self._mail.samples()
         samples |= self._retained.samples()
         samples |= self._wills.samples()
+        samples |= self._sessions.samples() | self._store.samples() | self._kept.samples()
         if core is not None:
             samples |= totals(core.counters)
             samples |= totals(core.mail.counters, "mail_")

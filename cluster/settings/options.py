@@ -30,6 +30,7 @@ from pixiu.errors import ConfigurationError, InvalidArgument
 from pixiu.ids import PROBE_ROOM
 from pixiu.placement.big_rooms import VROOMS
 from pixiu.placement.topic_rooms import TopicRooms
+from pixiu.placement.topics import ROOM_PREFIX, Filter, parse_filter
 from pixiu.rpc.tls import Tls, own_file
 from pixiu.wire.record import MAX_RECORD_BYTES
 from pixiu.wire.uin_list import OVERHEAD as ADDRESSED_OVERHEAD
@@ -107,6 +108,9 @@ class ClusterOptions(Options):
     topic_rooms: str = ""
     """How free topics are spread over rooms: PREFIX=DEPTH or PREFIX=DEPTH:ROOMS, with commas between. With devices=2 the first two
     levels of topics below devices/ choose one of 1,024 rooms. Empty: a topic's first level is its room."""
+    important_topics: tuple[str, ...] = ()
+    """Filters of free topics, such as "orders/#", whose messages are kept for MQTT sessions that are away as if they were published
+    with QoS 1, and subscribed to with QoS 1 by clients whose sessions outlive their connections."""
     weighted_routing: bool = False
     """Whether a broker that answers heartbeats late or seldom gets fewer rooms than the others of its partition: a half or a
     quarter."""
@@ -152,6 +156,11 @@ class ClusterOptions(Options):
             TopicRooms(self.topic_rooms)
         except InvalidArgument as error:
             yield "topic_rooms", f"empty, or rules such as devices=2: {error}"
+        for name in self.important_topics:
+            parsed = parse_filter(name)
+            if not isinstance(parsed, Filter) or parsed.group or parsed.name.startswith(("$", ROOM_PREFIX)):
+                yield "important_topics", "filters of free topics, such as orders/#"
+                break
         if self.ticket_key_dir and (not self.key_dir or Path(self.key_dir) == Path(self.ticket_key_dir)):
             yield "ticket_key_dir", "given with a key_dir, which must be another folder, because gateways have its keys"
         if "router_root" not in wrong and self.router_root:

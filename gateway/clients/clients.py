@@ -118,6 +118,9 @@ class ClientSession(ABC):
     def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
         """Write mail, at once or as soon as the client takes it. `anew`: drop what still waits of an older session."""
 
+    def deliver_inbox(self, runs: Sequence[MailRun], anew: bool) -> None:
+        """Write messages of its session's inbox, in the same way. Only connections of MQTT have one."""
+
     @abstractmethod
     def answer(self, answer: ev.Answer) -> None:
         """Report the result of a join: in effect, except for the refused part. `known` is False if it was not confirmed in time."""
@@ -395,15 +398,16 @@ class Clients:
         name: str = "",
         exact: bool = False,
         credit: int = 65_535,
+        session: int = 0,
     ) -> None:
-        """Register an identified client. `login`: it counts as a login of the user. `name`: of the device. `exact`, `credit`: as in
-        `gateway.events.Opened`."""
+        """Register an identified client. `login`: it counts as a login of the user. `name`: of the device. `exact`, `credit`,
+        `session`: as in `gateway.events.Opened`."""
         if not login and not self._through_relays:
             device = 0
         self._connections[connection.id] = connection
         wall_ms = time.time_ns() // 1_000_000
         self.step(
-            ev.Opened(connection.id, uin, connection.dialect, device, device_class, wall_ms, login, name, exact, credit)
+            ev.Opened(connection.id, uin, connection.dialect, device, device_class, wall_ms, login, name, exact, credit, session)
         )  # fmt: skip
 
     def set_will(self, connection: WithWill, will: Will | None, delay_s: float, extension: bytes = b"") -> None:
@@ -450,9 +454,13 @@ class Clients:
     # --- effects of the core
 
     def write_mail(self, effect: ev.WriteMail) -> None:
-        """Write mail to a connection."""
-        connection = self._connections.get(effect.connection)
-        if connection is not None:
+        """Write mail to a connection, of its user or of its session."""
+        connection = self._connections.get(abs(effect.connection))
+        if connection is None:
+            return
+        if effect.connection < 0:
+            connection.deliver_inbox(effect.runs, effect.anew)
+        else:
             connection.deliver_mail(effect.runs, effect.anew)
 
     def answer(self, effect: ev.Answer) -> None:

@@ -20,6 +20,7 @@ from cluster.listeners.clients import host_of
 from cluster.mqtt import events as session_events
 from cluster.mqtt.events import CloseReason, Effect
 from cluster.mqtt.mail import Mails
+from cluster.mqtt.outbound import KeptDelivery
 from cluster.mqtt.packets import MQTT_5
 from cluster.mqtt.properties import Property, number
 from cluster.mqtt.properties_in_records import extension_for_will
@@ -33,10 +34,13 @@ from gateway.clients.backlog import Grade
 from gateway.clients.clients import SLOW, Clients, ClientSession
 from gateway.mail.queue import OVERRUN
 from gateway.mail.run import MailRun
+from gateway.mqtt.keeping import KEPT_EFFECTS, Keeping
 from gateway.mqtt.login import Login
 from gateway.mqtt.publishing import Publishing
 from gateway.mqtt.sockets import keep_alive, reset_at_close
 from gateway.mqtt.subscribing import Subscribing
+from gateway.sessions.service import Sessions
+from gateway.sessions.session import Session
 from pixiu.ids import device_class_of_name, device_of_name, uin_of_name
 from pixiu.placement.topics import USER_PREFIX
 
@@ -87,12 +91,17 @@ class MQTTConnection(ClientSession):
         "_unread",
         "client_id",
         "dialect",
+        "keeping",
+        "sessions",
     )
 
     packets = True
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Clients, sessions: Sessions | None = None) -> None:
         super().__init__(clients)
+        self.sessions = sessions
+        self.keeping: Keeping | None = None
+        """Its session, if that outlives the connection."""
         self.client_id: str | None = None
         """The name among the gateway's clients, once it is connected."""
         self.dialect = 3
@@ -139,14 +148,18 @@ class MQTTConnection(ClientSession):
         if self._clients.pacer is not None:
             self._clients.pacer.be_patient(sock)
         self._address = keep_alive(sock, self._clients.options.tcp_keep_alive_s)
-        # Unlike every other client's in the cluster: two clients with one ID would replace each other.
-        name = f"pixiu-{self._clients.endpoint:x}-{self.id:x}"
         clients = self._clients
         limits, vrooms, in_vain = clients.limits, clients.vrooms, self._subscribing.in_vain
         self._session = ServerSession(
-            clients.now(), name, limits, self._login.admit, vrooms, in_vain, self.gate, clients.counters
+            clients.now(), self.assigned_id, limits, self._login.admit, vrooms, in_vain, self.gate, clients.counters
         )  # fmt: skip
         self._arm()
+
+    @property
+    def assigned_id(self) -> str:
+        """Client ID if it sends none: unlike every other client's in the cluster, because two with one ID would replace each
+        other."""
+        return f"pixiu-{self._clients.endpoint:x}-{self.id:x}"
 
     def data_received(self, data: bytes) -> None:
         """Process a client's bytes: some packets at once, the rest in later turns of the loop, before more is read."""
@@ -311,6 +324,8 @@ class MQTTConnection(ClientSession):
         shown = super().shown()
         name = self.client_id or ""
         shown["client"] = name if self.access is None else name.removeprefix(f"{self.uin} ")
+        if self.keeping is not None:
+            shown |= self.keeping.shown()
         return {**shown, "protocol": f"mqtt {self.dialect}", "inflight": inflight, "backlog": shown["backlog"] + waiting}
 
     def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
@@ -318,6 +333,28 @@ class MQTTConnection(ClientSession):
         if self._session is not None:
             mails = [Mails(run.lane, run.first, run.bodies, run.redelivered) for run in runs]
             self._perform(self._session.deliver_mail(f"{USER_PREFIX}{self.uin}", mails, self._clients.now(), anew=anew))
+
+    def deliver_inbox(self, runs: Sequence[MailRun], anew: bool) -> None:
+        """Write messages of its session's inbox, as the client takes them."""
+        if self.keeping is not None and self._session is not None:
+            self.keeping.deliver(runs, anew)
+            self._clients.deliveries.flush_soon(self)
+
+    def deliver_kept(self, messages: Sequence[KeptDelivery], anew: bool) -> None:
+        """Take messages of its session's inbox to make packets of; they leave when its window has space."""
+        if self._session is not None:
+            self._perform(self._session.deliver_kept(messages, self._clients.now(), anew=anew))
+            self._write_outgoing()
+
+    def release(self, packet_id: int) -> None:
+        """Send the PUBREL of a message of its session's inbox."""
+        if self._session is not None:
+            self._perform(self._session.kept_released(packet_id, self._clients.now()))
+
+    def write_answer(self, data: bytes) -> None:
+        """Write an answer that waited for the session to be stored."""
+        if self._session is not None:
+            self._perform([session_events.Send(data)])
 
     def answer(self, answer: ev.Answer) -> None:
         """Report the result of a subscription, including what of it was refused."""
@@ -380,6 +417,8 @@ class MQTTConnection(ClientSession):
 
     def refused(self, packet_id: int, code: ReasonCode, text: str) -> None:
         """Answer a message of QoS 1 or 2 that is refused, after those before it."""
+        if self.keeping is not None and self.dialect == 5 and code >= ReasonCode.UNSPECIFIED:
+            self.keeping.refused(packet_id)
         if self._session is not None:
             self._perform(self._session.publish_refused(packet_id, code, text, self._clients.now()), soon=True)
 
@@ -391,10 +430,17 @@ class MQTTConnection(ClientSession):
             self._timer.cancel()
         self._loop.call_later(random.uniform(0.5, 1.0) * REFUSAL_DELAY_S, self.admitted, code)
 
-    def admitted(self, code: ReasonCode) -> None:
-        """Answer a CONNECT about which the decision took time."""
-        if self._session is not None:
-            self._perform(self._session.admitted(code, self._clients.now()))
+    def admitted(self, code: ReasonCode, session: Session | None = None) -> None:
+        """Answer a CONNECT about which the decision took time. session: the client's, if that outlives the connection."""
+        if self._session is None:
+            if session is not None and self.sessions is not None:
+                self.sessions.end(session, -1)
+            return
+        kept = None
+        if session is not None and self.sessions is not None:
+            self.keeping = Keeping(self, self.sessions, session, self._clients.step)
+            kept = self.keeping.kept
+        self._perform(self._session.admitted(code, self._clients.now(), kept))
 
     def login_over(self, text: str) -> None:
         """End the connection: its login is over."""
@@ -448,6 +494,8 @@ class MQTTConnection(ClientSession):
             self._clients.step(ev.SharedAcknowledged(self.id, effect.numbers))
         elif isinstance(effect, session_events.Connected):
             self._connected(effect)
+        elif self.keeping is not None and isinstance(effect, KEPT_EFFECTS):
+            self.keeping.carry_out(effect)
         elif isinstance(effect, session_events.DropMessages):
             self._clients.counters.unroutable += effect.number
             if effect.size >= LONG_BYTES:
@@ -526,6 +574,8 @@ class MQTTConnection(ClientSession):
             data = session.outgoing(WRITE_BYTES, self._clients.now(), time.time_ns() // 1_000_000)
             if data:
                 self._write(data)
+            if self.keeping is not None and (over := session.left_out()):
+                self.keeping.acknowledge(over)
 
     def _write(self, data: bytes) -> None:
         # asyncio would log every write to a peer that is gone.
@@ -549,7 +599,7 @@ class MQTTConnection(ClientSession):
         class_number = device_class_of_name(device_class) if named else 0
         self._clients.opened(
             self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id, exact=terms.limited,
-            credit=terms.receive_maximum,
+            credit=terms.receive_maximum, session=self.keeping.session.uin if self.keeping is not None else 0,
         )  # fmt: skip
         will = connect.will
         if will is not None:
@@ -584,6 +634,8 @@ class MQTTConnection(ClientSession):
             self.access.close()
         if self.client_id is not None:
             self._clients.client_ids.gone(self.client_id, self, self._publishing.unacknowledged)
+        if self.keeping is not None:
+            self.keeping.end(effect.expiry_s)
         self._clients.closed(self, _LOGOUT_REASONS.get(effect.reason, 1))
         if self.client_id is not None:
             self._clients.end_will(self, effect.publish_will)

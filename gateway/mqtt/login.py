@@ -16,16 +16,25 @@ from cluster.mqtt.reason_codes import ReasonCode
 from cluster.trust.identity import Credentials, Identity
 from gateway.clients.access import check_will, code_of, credentials_of, foresee_will, open_user
 from gateway.clients.clients import Clients, Pending
+from gateway.mqtt.keeping import asked_expiry_s
+from gateway.sessions.service import Sessions
+from gateway.sessions.session import Session
 from pixiu.errors import PixiuError
+from pixiu.ids import uin_of_name
 
 
 class Connecting(Pending, Protocol):
     """A connection that may not be identified yet."""
 
     access: LoginSession | None
+    sessions: Sessions | None
 
-    def admitted(self, code: ReasonCode) -> None:
-        """Answer a CONNECT about which the decision took time."""
+    @property
+    def assigned_id(self) -> str:
+        """Client ID if it sends none."""
+
+    def admitted(self, code: ReasonCode, session: Session | None = None) -> None:
+        """Answer a CONNECT about which the decision took time. session: the client's, if that outlives the connection."""
 
     def refuse_later(self, code: ReasonCode) -> None:
         """Refuse a client that came while too many did, after a while."""
@@ -57,7 +66,23 @@ class Login:
             self._check_will(connect)
         except PixiuError as error:
             return code_of(error)
+        sessions = self._client.sessions
+        uin = uin_of_name(connect.user_name or connect.client_id or self._client.assigned_id)
+        if sessions is not None and self._keeps(connect):
+            self._task = asyncio.get_running_loop().create_task(self._begin_session(sessions, uin, connect))
+            return None
+        self._discard(uin, connect)
         return ReasonCode.SUCCESS
+
+    async def _begin_session(self, sessions: Sessions, uin: int, connect: Connect) -> None:
+        """Resume or begin the client's session, then answer."""
+        client_id = connect.client_id or self._client.assigned_id
+        try:
+            session = await sessions.begin(uin, client_id, asked_expiry_s(connect), clean=connect.clean_session)
+        except PixiuError as error:
+            self._client.admitted(code_of(error))
+        else:
+            self._client.admitted(ReasonCode.SUCCESS, session)
 
     def cancel(self) -> None:
         """Decide nothing more: the connection has ended."""
@@ -82,14 +107,25 @@ class Login:
         credentials = credentials_of(connect, address, shown or b"")
         try:
             identity = guard.check_now(credentials)
-            if identity is None or self._clients.tickets is not None or connect.will is not None:
+            if identity is None or self._clients.tickets is not None or connect.will is not None or self._keeps(connect):
                 work = self._log_in_later(guard, credentials, identity, connect)
                 self._task = asyncio.get_running_loop().create_task(work)
                 return None
-            self._client.access = open_user(guard, identity, address, connect.client_id, self._client.login_over)
+            access = self._client.access = open_user(guard, identity, address, connect.client_id, self._client.login_over)
         except PixiuError as error:
             return code_of(error)
+        self._discard(access.identity.uin, connect)
         return ReasonCode.SUCCESS
+
+    def _keeps(self, connect: Connect) -> bool:
+        sessions = self._client.sessions
+        return sessions is not None and sessions.serves and asked_expiry_s(connect) > 0
+
+    def _discard(self, uin: int, connect: Connect) -> None:
+        """Discard an earlier session of a client with a clean start that keeps none."""
+        sessions = self._client.sessions
+        if sessions is not None and sessions.serves and connect.client_id and connect.clean_session:
+            sessions.discard(uin, connect.client_id)
 
     async def _log_in_later(self, guard: LoginGuard, credentials: Credentials, identity: Identity | None, connect: Connect) -> None:
         code = ReasonCode.SUCCESS
@@ -101,6 +137,11 @@ class Login:
             access = open_user(guard, identity, credentials.address, credentials.client_id, self._client.login_over)
             self._client.access = access
             await self._ask_about_will(access, connect)
+            sessions = self._client.sessions
+            if sessions is not None and self._keeps(connect):
+                await self._begin_session(sessions, identity.uin, connect)
+                return
+            self._discard(identity.uin, connect)
         except PixiuError as error:
             code = code_of(error)
         self._client.admitted(code)

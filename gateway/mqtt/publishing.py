@@ -26,6 +26,8 @@ from gateway.clients.clients import Clients
 from gateway.clients.join_share import JoinRate
 from gateway.clients.join_steps import JoinSteps
 from gateway.events import Confirmable
+from gateway.mqtt.keeping import Keeping
+from gateway.sessions.service import Sessions
 from pixiu.errors import (
     Draining,
     Dropped,
@@ -65,6 +67,9 @@ class MQTTClient(Protocol):
     """3: MQTT 3.1 or 3.1.1, 5: MQTT 5."""
     access: LoginSession | None
     gate: ReadingGate
+    sessions: Sessions | None
+    keeping: Keeping | None
+    """Its session, if that outlives the connection."""
     joins: JoinRate
     steps: JoinSteps
 
@@ -110,6 +115,7 @@ class Publishing:
         "_retaining",
         "_sent",
         "_under_way",
+        "_unstored",
         "earlier",
         "unacknowledged",
         "waiting_bytes",
@@ -136,6 +142,8 @@ class Publishing:
         """Messages up to this number are not sent again."""
         self._retaining: dict[int, tuple[ReasonCode, str] | None] | None = None
         """Packet ID → what becomes of the message once its retained copy is kept; None: its publication is not done either."""
+        self._unstored: set[int] | None = None
+        """Packet IDs of messages of QoS 2 that wait, with all later ones, until the client's session is stored with them."""
         self.unacknowledged: dict[int, SnowflakeID] = {}
         """Packet ID → message ID, of messages of QoS 1 that wait for the brokers."""
         self.earlier: dict[int, SnowflakeID] = {}
@@ -178,6 +186,8 @@ class Publishing:
                 self._queue = deque()
             self._queue.append(confirmable)
             self.waiting_bytes += len(record)
+            if message.qos == 2 and client.keeping is not None:
+                self._store(client.keeping, message.packet_id, snowflake)
         if self._queue:
             self._send_on()
         if plain:
@@ -188,6 +198,18 @@ class Publishing:
             clients.step(ev.Publish(plain, client.id))
         if refusal:  # last: earlier messages are in flight
             client.end(CloseReason.PUBLISH_REFUSED, refusal)
+
+    def _store(self, keeping: Keeping, packet_id: int, snowflake: SnowflakeID) -> None:
+        """Have a message of QoS 2 wait until the client's session is stored with it, unless it is already."""
+        if keeping.snowflake(packet_id) is None:
+            self._unstored = self._unstored or set()
+            self._unstored.add(packet_id)
+            keeping.store(packet_id, snowflake, partial(self._stored, packet_id))
+
+    def _stored(self, packet_id: int) -> None:
+        if self._unstored is not None:
+            self._unstored.discard(packet_id)
+        self._send_on()
 
     def _retain(self, message: Publish, record: bytes) -> None:
         """Have a message kept for later subscribers; one of QoS 1 or 2 is not acknowledged before it is."""
@@ -262,7 +284,10 @@ class Publishing:
 
     def _encode(self, key: int, message: Publish, snowflake: SnowflakeID) -> bytes:
         sender, limit = self._client.uin, self._clients.max_record_bytes
-        origin = origin_of(message.qos, retain=message.retain)
+        qos, sessions = message.qos, self._client.sessions
+        if not qos and sessions is not None and sessions.important and sessions.is_important(message.topic):
+            qos = 1  # sessions that are away get it
+        origin = origin_of(qos, retain=message.retain)
         extension, lifetime = b"", 0
         if message.properties is not None:
             extension = extension_for(message.properties, time.time_ns() // 1_000_000)
@@ -282,6 +307,10 @@ class Publishing:
 
     def _snowflake(self, message: Publish) -> SnowflakeID:
         """Return a message's ID; one that is sent again after a reconnect, with DUP, keeps its ID."""
+        if message.qos == 2 and self._client.keeping is not None:
+            stored = self._client.keeping.snowflake(message.packet_id)
+            if stored is not None:
+                return stored
         if message.dup:
             earlier = self.earlier.pop(message.packet_id, None)
             if earlier is not None:
@@ -299,6 +328,8 @@ class Publishing:
         leaving: list[Confirmable] = []
         while self._queue and not self._again and self._client.is_open:
             message = self._queue[0]
+            if self._unstored and message.packet_id in self._unstored:
+                break
             size = len(message.record)
             if self._is_late(message):
                 self._queue.popleft()

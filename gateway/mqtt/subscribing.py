@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from cluster.core.reading_gate import Hold
-from cluster.mqtt.events import SubscribeFilters, UnsubscribeFilters
+from cluster.mqtt.events import CloseReason, SubscribeFilters, UnsubscribeFilters
 from cluster.mqtt.reason_codes import ReasonCode
 from gateway import events as ev
 from gateway.clients.access import foresee_subscribe, may_read_mail, may_subscribe
@@ -19,6 +19,9 @@ from gateway.clients.clients import Clients
 from gateway.mqtt.publishing import MQTTClient
 from pixiu.placement.topics import USER_PREFIX, user_of_topic
 
+RESTORED: Final = 0
+"""In place of the packet ID of a SUBSCRIBE: filters of the client's session from before."""
+BUSY: Final = "the filters of the client's session cannot be joined now"
 JOINS_A_STEP: Final = 32
 """Filters of a SUBSCRIBE that are joined at a time."""
 
@@ -26,11 +29,13 @@ JOINS_A_STEP: Final = 32
 class Subscribing:
     """Subscribes and unsubscribes one MQTT client, within its rate."""
 
-    __slots__ = ("_client", "_clients", "_codes", "_takes_mail")
+    __slots__ = ("_client", "_clients", "_codes", "_takes_mail", "_wanted")
 
     def __init__(self, client: MQTTClient, clients: Clients) -> None:
         self._client, self._clients = client, clients
         self._takes_mail = False
+        self._wanted: dict[int, dict[str, ev.Wanted]] | None = None
+        """Packet ID of a SUBSCRIBE → its filters, in a session that outlives the connection."""
         self._codes: dict[int, dict[str, tuple[int, bool]]] = {}
         """Packet ID of a SUBSCRIBE → for each filter its reason code, and whether it is the user's own; as many as the session lets
         wait."""
@@ -59,6 +64,9 @@ class Subscribing:
 
     def refuse(self, effect: SubscribeFilters) -> None:
         """Refuse these filters because too many wait already; the client may retry later."""
+        if effect.packet_id == RESTORED:
+            self._client.end(CloseReason.UNANSWERED, BUSY)
+            return
         self._codes[effect.packet_id] = {wanted.filter: (ReasonCode.QUOTA_EXCEEDED, False) for wanted in effect.filters}
         self._hold_refused()
         self.answer(ev.Answer(self._client.id, effect.packet_id, True))
@@ -76,6 +84,8 @@ class Subscribing:
         user = len(filters) < len(effect.filters)
         self._clients.step(ev.Leave(self._client.id, filters, user, user and self._takes_mail))
         self._takes_mail = self._takes_mail and not user
+        if self._client.keeping is not None:
+            self._client.keeping.unsubscribed(effect)
         self.pace(len(effect.filters))
 
     def filters(self) -> list[str]:
@@ -104,19 +114,44 @@ class Subscribing:
             self._codes = {}  # an emptied one keeps its table, 170 bytes
         if found is None:
             return
-        codes = []
+        codes = {}
         for name, (code, user) in found.items():
             refused = whole.user_refused if user else name in whole.refused
-            codes.append(ReasonCode.QUOTA_EXCEEDED if refused else code)
+            codes[name] = ReasonCode.QUOTA_EXCEEDED if refused else code
         if whole.user_refused:
             self._takes_mail = False
-        self._client.subscribed(whole.request, codes)
+        if self._wanted is not None and self._client.keeping is not None:
+            wanted, there = self._wanted.pop(whole.request, {}), self._client.subscriptions or ()
+            # Those that the client has left since are answered, but not stored.
+            granted = [
+                wanted[name]._replace(qos=code) for name, code in codes.items() if code <= 2 and name in there and name in wanted
+            ]
+            self._client.keeping.subscribed(granted, partial(self._stored, whole.request, codes))
+        else:
+            self._client.subscribed(whole.request, list(codes.values()))
+
+    def _stored(self, request: int, codes: dict[str, int], refused: dict[str, ReasonCode]) -> None:
+        """Answer a SUBSCRIBE in a session that outlives the connection, which is stored now."""
+        codes.update(refused)
+        if refused:
+            self._clients.step(ev.Leave(self._client.id, list(refused)))
+        if request != RESTORED:
+            self._client.subscribed(request, list(codes.values()))
+        elif ReasonCode.QUOTA_EXCEEDED in codes.values():
+            self._client.end(CloseReason.UNANSWERED, BUSY)
+        elif lost := [name for name, code in codes.items() if code >= ReasonCode.UNSPECIFIED]:
+            self.revoked(lost, "")  # the rules have changed: MQTT has no message for it
 
     def is_allowed(self) -> bool:
         """True if the rules allow everything that the client has subscribed to."""
         client = self._client
         allowed = all(may_subscribe(client.access, name) for name in client.subscriptions or ())
         return allowed and (not self._takes_mail or may_read_mail(client.access, client.uin))
+
+    def _note_wanted(self, packet_id: int, wanted: ev.Wanted) -> None:
+        if self._wanted is None:
+            self._wanted = {}
+        self._wanted.setdefault(packet_id, {})[wanted.filter] = wanted
 
     def _hold_refused(self) -> None:
         self._client.hold(Hold.JOINS, self._client.joins.refusal_hold_s(random.random()))
@@ -131,8 +166,12 @@ class Subscribing:
             self._clients.paced.later(partial(self._join, effect, steps, step + 1))
         channels: list[ev.Wanted] = []
         chat = mail = False
+        keeping = client.keeping
         for wanted in effect.filters[first : first + JOINS_A_STEP]:
             name = wanted.filter
+            if keeping is not None:
+                wanted = keeping.wanted(wanted)
+                self._note_wanted(effect.packet_id, wanted)
             if not may_subscribe(client.access, name):
                 codes[name] = (ReasonCode.NOT_AUTHORISED, False)
             elif not name.startswith(USER_PREFIX):
