@@ -16,7 +16,7 @@ from cluster.links.api import Peer
 from cluster.membership.events import Gateway
 from cluster.wire.v1 import control_pb2
 from pixiu.discovery.view import View
-from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, EndpointID
+from pixiu.ids import KEPT_INSTANCE, LAST_GENERATION, MAX_ID, EndpointID
 
 MAX_INTRODUCED: Final = 4_096
 """Limit of introduced gateways; further ones wait for the registry."""
@@ -65,7 +65,7 @@ class Introductions:
 
 def _valid(one: control_pb2.GatewayAddress) -> bool:
     where = 0 < len(one.host) <= MAX_HOST and one.host.isprintable() and 0 < one.port <= MAX_PORT and one.stream_port <= MAX_PORT
-    return where and 0 < one.endpoint <= MAX_ID and one.instance < INSTANCES and one.generation <= LAST_GENERATION
+    return where and 0 < one.endpoint <= MAX_ID and one.instance < KEPT_INSTANCE and one.generation <= LAST_GENERATION
 
 
 def _is_older(instance: int, generation: int, view: View) -> bool:

@@ -51,6 +51,9 @@ GATEWAY_INSTANCE_BITS: Final = 15
 GATEWAY_GENERATION_BITS: Final = 10
 GATEWAY_COUNTER_BITS: Final = 38
 INSTANCES: Final = 1 << GATEWAY_INSTANCE_BITS
+KEPT_INSTANCE: Final = INSTANCES - 1
+"""No gateway leases this instance: by it routers report rooms with kept filters to brokers, as if it were one. Its GatewayMsgIDs
+have Unix milliseconds instead of generation and counter."""
 LAST_GENERATION: Final = (1 << GATEWAY_GENERATION_BITS) - 1
 """A gateway instance at this generation is retired."""
 

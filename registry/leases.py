@@ -25,7 +25,7 @@ from pixiu.discovery.node import integer, json_object, text
 from pixiu.discovery.operations import Check, Create, Delete, NodeExists, NoNode, RegistryConflict, Set, Stat
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, LeaseExpired, MalformedData, Overloaded, RemoteError, Unavailable
-from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, WORKERS, InstanceID, WorkerID
+from pixiu.ids import KEPT_INSTANCE, LAST_GENERATION, MAX_ID, WORKERS, InstanceID, WorkerID
 from pixiu.rpc.backoff import Backoff
 from registry.restorer import Restorer
 
@@ -361,7 +361,7 @@ class InstanceLease:
         holder: str,
         *,
         on_lost: Callable[[Instance], None] | None = None,
-        instances: int = INSTANCES,
+        instances: int = KEPT_INSTANCE,
     ) -> None:
         self._zookeeper = zookeeper
         self._root = paths.check_root(root)

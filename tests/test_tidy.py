@@ -26,7 +26,7 @@ UNTYPED = {
     "kazoo": {"pixiu/discovery/kazoo_client.py"},
     "lmdb": {
         "cluster/membership/replica/store.py", "cluster/process/shared_memory.py", "gateway/delivery/signal_table.py",
-        "xiu/records/table.py", "pi/store/store.py", "router/retained/store.py", "topic/storage/lmdb_table.py",
+        "xiu/records/table.py", "pi/store/store.py", "router/replicated/store.py", "topic/storage/lmdb_table.py",
     },
 }  # fmt: skip
 """Libraries without types, and the only modules that may import them."""

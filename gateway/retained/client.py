@@ -23,18 +23,16 @@ from structlog.typing import FilteringBoundLogger
 
 from cluster.links.api import PeerState
 from cluster.mqtt.properties_in_records import expires_at_ms_of
+from cluster.routers.replicas import RouterReplicas
 from cluster.wire.v1 import retained_pb2, retained_pb2_grpc
 from gateway import events as ev
 from gateway.delivery import fan_out
-from pixiu.discovery.node import Node
 from pixiu.discovery.view import View
 from pixiu.errors import Overloaded, PixiuError, Unavailable, error_of_code
 from pixiu.ids import EndpointID, RoomID, snowflake_worker
-from pixiu.placement.partition import rendezvous
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.placement.topics import has_wildcard, resolve
-from pixiu.rpc.channels import PEER_CHANNEL
-from pixiu.rpc.tls import Tls, peer_channel
+from pixiu.rpc.tls import Tls
 from pixiu.wire.record import FLAGS_AT, KEY_AT, SNOWFLAKE_AT, Flag, body_bounds
 
 PUT_TIMEOUT_S: Final = 12.0
@@ -143,11 +141,10 @@ class RetainedClient:
         log: FilteringBoundLogger,
         tls: Tls | None = None,
     ) -> None:
-        self._view, self._state, self._topics, self._step, self._takes_more = view, state, topics, step, takes_more
-        self._log, self._tls = log, tls
+        self._topics, self._step, self._takes_more, self._log = topics, step, takes_more, log
+        self._routers = RouterReplicas(view, state, tls)
         self._queues: dict[int, _Queue] = {}
         self._names: dict[int, _Names] = {}
-        self._channels: dict[str, grpc.aio.Channel] = {}
         self._fetches: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Semaphore(MAX_FETCHES)
         self.put = self.refused = self.failed = 0
@@ -175,7 +172,7 @@ class RetainedClient:
             expires_at_ms=min(expires, default=0) if payload else time.time_ns() // 1_000_000 + CLEAR_MS,
             room=room,
         )
-        partitions = self._serving(room)
+        partitions = self._routers.serving(room)
         put = _Put(entry, done, len(partitions), size=len(record) + len(topic))
         for partition in partitions:
             self._enqueue(partition, put)
@@ -207,10 +204,10 @@ class RetainedClient:
     async def _put(self, partition: int, batch: list[_Put]) -> None:
         limit = time.monotonic() + GIVE_UP_S
         while batch:
-            replica = self._replica(partition)
+            replica = self._routers.replica(partition)
             answer: retained_pb2.RetainedOutcomes | None = None
             if replica is not None:
-                stub = retained_pb2_grpc.RetainedStub(self._channel(replica))
+                stub = retained_pb2_grpc.RetainedStub(self._routers.channel(replica))
                 try:
                     answer = await stub.Put(retained_pb2.RetainedPuts(entries=[put.entry for put in batch]), timeout=PUT_TIMEOUT_S)
                 except grpc.aio.AioRpcError:
@@ -342,15 +339,15 @@ class RetainedClient:
 
     async def _ask(self, partition: int, filters: Sequence[str], after: str, limit: int) -> retained_pb2.RetainedList:
         until, text = time.monotonic() + GIVE_UP_S, "no router of the partition is Running"
-        partitions = self._view().layout.partitions("router")
+        partitions = self._routers.partitions
         request = retained_pb2.RetainedListRequest(
             filters=filters, after=after, limit=limit, partition=partition, partitions=partitions
         )  # fmt: skip
         while True:
-            replica = self._replica(partition)
+            replica = self._routers.replica(partition)
             if replica is not None:
                 try:
-                    stub = retained_pb2_grpc.RetainedStub(self._channel(replica))
+                    stub = retained_pb2_grpc.RetainedStub(self._routers.channel(replica))
                     return await stub.List(request, timeout=LIST_TIMEOUT_S)
                 except grpc.aio.AioRpcError as error:
                     text = f"{replica.address}: {error.details()}"
@@ -369,7 +366,7 @@ class RetainedClient:
 
     def _partitions_of(self, filters: Iterable[str]) -> list[int]:
         """Partitions that keep what filters can match, by the present layout."""
-        partitions = self._view().layout.partitions("router")
+        partitions = self._routers.partitions
         found: dict[int, None] = {}
         for name in filters:
             if has_wildcard(name):
@@ -384,25 +381,6 @@ class RetainedClient:
             return None
         return room if topic.startswith("room/") else self._topics.room(topic)
 
-    def _serving(self, room: int) -> list[int]:
-        """Partitions that serve a room: two during a doubling, so that nothing is missing when the layout changes."""
-        view = self._view()
-        partitions = view.layout.partitions("router")
-        known = {node.partition for node in view.of_role("router") if _keeps(node.partition, room, partitions)}
-        return sorted({room % partitions, *known})
-
-    def _replica(self, partition: int) -> Node | None:
-        """The replica that all gateways ask: the rendezvous choice of the Running ones that are not dead."""
-        nodes = [node for node in self._view().running("router") if node.partition == partition]
-        alive = {node.endpoint: node for node in nodes if self._state(node.endpoint) is not PeerState.DEAD}
-        return alive[EndpointID(rendezvous(partition, alive))] if alive else None
-
-    def _channel(self, node: Node) -> grpc.aio.Channel:
-        channel = self._channels.get(node.address)
-        if channel is None:
-            channel = self._channels[node.address] = peer_channel(node.address, node.role, self._tls, PEER_CHANNEL)
-        return channel
-
     async def close(self) -> None:
         """End everything; messages that wait are refused."""
         running = [*(queue.task for queue in self._queues.values()), *(names.task for names in self._names.values())]
@@ -410,8 +388,7 @@ class RetainedClient:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for channel in self._channels.values():
-            await channel.close()
+        await self._routers.close()
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""
@@ -421,10 +398,3 @@ class RetainedClient:
             "retained_failed_total": self.failed,
             "retained_waiting": sum(len(queue.waiting) for queue in self._queues.values()),
         }
-
-
-def _keeps(partition: int, room: int, partitions: int) -> bool:
-    """True if a partition keeps a room's messages; one that a doubling makes keeps its half already."""
-    while partition >= partitions:
-        partitions *= 2
-    return room % partitions == partition

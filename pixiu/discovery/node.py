@@ -22,7 +22,7 @@ from typing import Final
 
 from pixiu.discovery import paths
 from pixiu.errors import InvalidArgument, MalformedData
-from pixiu.ids import INSTANCES, LAST_GENERATION, MAX_ID, EndpointID, gateway_msg_id, gateway_run, hex_id
+from pixiu.ids import KEPT_INSTANCE, LAST_GENERATION, MAX_ID, EndpointID, gateway_msg_id, gateway_run, hex_id
 from pixiu.placement.partition import MAX_PARTITIONS
 
 MAX_NODE_BYTES: Final = 16_384
@@ -239,7 +239,7 @@ class Node:
             wire_hash=text(fields, "wire_hash"),
             started_ms=integer(fields, "started_ms", 0, MAX_ID, 0),
             pid=integer(fields, "pid", 0, MAX_ID, 0),
-            instance=integer(fields, "instance", -1, INSTANCES - 1, -1),
+            instance=integer(fields, "instance", -1, KEPT_INSTANCE - 1, -1),
             generation=integer(fields, "generation", -1, LAST_GENERATION, -1),
             mqtt_host=text(fields, "mqtt_host", ""),
             mqtt_port=integer(fields, "mqtt_port", 0, MAX_PORT, 0),

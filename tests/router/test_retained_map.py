@@ -6,7 +6,8 @@ import random
 from itertools import count
 
 from pixiu.wire.record import Kind, encode
-from router.retained.map import CLEARED_MS, MAX_SLICE, Entry, RetainedMap, Stored
+from router.replicated.table import REMOVED_MS, Stored
+from router.retained.map import MAX_SLICE, Entry, RetainedMap
 
 NOW = 1_000_000
 
@@ -36,7 +37,7 @@ def test_the_newest_wins_in_any_order() -> None:
     assert found.put(entry("a", 5), NOW) is Stored.SAME
     assert found.put(entry("a", 4), NOW) is Stored.SUPERSEDED
     assert found.put(entry("a", 6, b""), NOW) is Stored.NEW
-    assert (len(found), found.cleared) == (0, 1)
+    assert (len(found), found.removed) == (0, 1)
     assert found.put(entry("a", 5), NOW) is Stored.SUPERSEDED, "a cleared topic is not revived"
     assert found.put(entry("a", 7), NOW) is Stored.NEW
     assert listed(found, "#") == ["a"]
@@ -83,7 +84,7 @@ def test_limits_hold_for_messages_and_bytes() -> None:
     assert small.put(entry("b", 1, bytes(1_000)), NOW) is Stored.FULL
     assert small.put(entry("a", 2, b""), NOW) is Stored.NEW
     assert small.put(entry("b", 1, bytes(1_000)), NOW) is Stored.NEW
-    assert small.counters.retained_refused == 1
+    assert small.counters.refused == 1
 
 
 def test_what_is_over_is_neither_listed_nor_kept() -> None:
@@ -94,7 +95,7 @@ def test_what_is_over_is_neither_listed_nor_kept() -> None:
     assert found.expire(NOW + 10) == [b"a"]
     assert found.put(entry("b", 2, expires=NOW - 1), NOW) is Stored.NEW
     assert listed(found, "#") == [], "a message that comes too late still takes the place of the one before"
-    assert found.expire(NOW + CLEARED_MS) == [b"b"]
+    assert found.expire(NOW + REMOVED_MS) == [b"b"]
     assert found.bytes == 0
 
 

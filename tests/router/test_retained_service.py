@@ -130,12 +130,12 @@ async def test_a_confirmed_message_is_at_every_replica_and_survives_a_restart_of
     assert await retain(client, "a/c", b"two", 2) is None
     assert await retain(client, "a/b", b"", 3) is None
     for each in world.replicas:
-        assert (len(each.service.map), each.service.map.cleared) == (1, 1)
+        assert (len(each.service.map), each.service.map.removed) == (1, 1)
     for each in world.replicas:
         await each.stop()
     for each in world.replicas:
         await each.start()
-        assert (len(each.service.map), each.service.map.cleared) == (1, 1)
+        assert (len(each.service.map), each.service.map.removed) == (1, 1)
     assert shown(await world.client().listing("#", 10)) == {"a/c": b"two"}
 
 
@@ -150,7 +150,7 @@ async def test_a_replica_takes_what_it_missed_before_it_is_running(world: World)
 
 async def test_a_publisher_waits_for_a_replica_that_is_there_and_does_not_answer(world: World) -> None:
     client, hung = world.client(), world.replicas[1]
-    if client._replica(0) == hung.node:  # the one that gateways ask is the one that answers here
+    if client._routers.replica(0) == hung.node:  # the one that gateways ask is the one that answers here
         hung = world.replicas[0]
     await hung.stop(forget=False)
     waiting = asyncio.create_task(retain(client, "a", b"x", 1))
@@ -176,7 +176,7 @@ async def test_a_message_behind_another_gateways_clock_still_takes_its_place(wor
 
 async def test_what_has_no_space_is_refused(world: World) -> None:
     for each in world.replicas:
-        each.service.map._max_messages = 1
+        each.service.map._max_entries = 1
     client = world.client()
     assert await retain(client, "a", b"x", 1) is None
     assert isinstance(await retain(client, "b", b"x", 2), Overloaded)
