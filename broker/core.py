@@ -27,7 +27,7 @@ from cluster.membership.map.lww_map import Applied, Key, LwwMap, Purged
 from cluster.membership.map.updates import ENTRY, Update
 from cluster.membership.member.core import MemberCore
 from cluster.membership.member.state import ClusterView, MemberCounters
-from pixiu.ids import ALL_TOPICS, MAX_ID, EndpointID, gateway_instance
+from pixiu.ids import ALL_TOPICS, KEPT_INSTANCE, MAX_ID, EndpointID, gateway_instance
 from pixiu.placement.partition import rendezvous_order, share_rooms
 from pixiu.placement.topic_rooms import all_topics
 from pixiu.wire.trace import UNTRACED, Tracer
@@ -93,7 +93,7 @@ class Core(MemberCore):
         self._counters = Counters()
         self.relays = Relays() if through_relays else None
         self.fanout: Fanout | AddressedFanout = Fanout(
-            self._gateway_targets, self._serves, self._elsewhere, tracer, self._groups_of
+            self._gateway_targets, self._serves, self._elsewhere, tracer, self._route_of, self._any_kept
         )
         if through_relays:
             self.fanout = AddressedFanout(self._ways, self._serves, self._elsewhere, tracer)
@@ -125,8 +125,9 @@ class Core(MemberCore):
         if routed is Routed.MALFORMED:
             out.append(MALFORMED)
             return
-        self._notice(event.peer, now, out)
-        if routed is Routed.UNROUTABLE:
+        if routed is not Routed.NOT_KEPT:
+            self._notice(event.peer, now, out)
+        if routed is not Routed.PASSED_ON:
             out.append(NOT_TAKEN)
 
     def _on_settled(self, event: Settled, now: float, out: list[Effect]) -> None:
@@ -146,18 +147,29 @@ class Core(MemberCore):
             gateway = self._gateways.get(instance)
             # A generation below the registry's was purged by its floor; one above is a gateway that the view does not show yet.
             # Records for the generation before it do no harm: it is gone.
-            if gateway is None:
-                self.counters.gateways_unknown += 1
-            else:
+            if gateway is not None:
                 found.append(gateway)
+            elif instance != KEPT_INSTANCE:
+                self.counters.gateways_unknown += 1
         return tuple(found)
 
-    def _groups_of(self, room: int) -> Route | None:
-        """The route of a room with groups of shared subscriptions; None: it has none."""
-        if not self.membership.valued:
+    def _any_kept(self) -> bool:
+        return self.membership.has_instance(KEPT_INSTANCE)
+
+    def _route_of(self, room: int) -> Route | None:
+        """The route of a room with groups of shared subscriptions, or with kept filters; None: it has neither."""
+        if not self.membership.valued and not self._any_kept():
             return None
         everything = all_topics(room, self.partition)
         rooms = (room,) if everything is None else (room, everything)
+        kept = any(self.membership.gateways(each)[-1:] == (KEPT_INSTANCE,) for each in rooms)
+        found = self._groups_of(rooms) if self.membership.valued else None
+        if found is not None:
+            return found._replace(kept=kept)
+        return Route(self._gateway_targets(room), (), kept) if kept else None
+
+    def _groups_of(self, rooms: tuple[int, ...]) -> Route | None:
+        """The route of a room, with the room that carries all topics, if they have groups."""
         groups: dict[int, tuple[bool, set[int]]] = {}
         for each in rooms:
             for key, value in self.membership.values_of(each):
@@ -179,7 +191,7 @@ class Core(MemberCore):
         everything = all_topics(room, self.partition)
         if everything is not None:
             keys = keys + self.membership.live_keys(everything)
-        return self.relays.ways(room, (key.member for key in keys))
+        return self.relays.ways(room, (key.member for key in keys if key.instance != KEPT_INSTANCE))
 
     def _on_shared_outcome(self, event: ev.SharedOutcome, now: float, out: list[Effect]) -> None:
         if isinstance(self.fanout, Fanout):

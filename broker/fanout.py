@@ -15,11 +15,25 @@ from typing import Final
 from broker.groups import Groups, Route
 from cluster.core.parcels import Target, discard, take_parcels
 from cluster.membership.events import Effect
-from pixiu.wire.record import FIRST_LANE_BELOW, HEADER_SIZE, MIN_SIZE, PLAIN_ROOM, ROOM, SIGNAL, SIZE_FIELD, WALK, Flag
+from pixiu.wire.record import (
+    FIRST_LANE_BELOW,
+    HEADER_SIZE,
+    MIN_SIZE,
+    ORIGIN_AT,
+    PLAIN_ROOM,
+    QOS_SHIFT,
+    ROOM,
+    SIGNAL,
+    SIZE_FIELD,
+    WALK,
+    Flag,
+)
 from pixiu.wire.trace import UNTRACED, Tracer
 
 MAX_CACHED_ROOMS: Final = 1_000_000
 """Rooms in the cache. Policy: at the bound it is emptied."""
+QOS_0: Final = 1
+"""In a record's origin."""
 
 
 class Routed(Enum):
@@ -30,6 +44,8 @@ class Routed(Enum):
     """Some records were for another partition, and go there: the sender's layout is old."""
     UNROUTABLE = "unroutable"
     """Some records were for another partition, and could not be passed on."""
+    NOT_KEPT = "not kept"
+    """Some records have to be kept for sessions before they are delivered: those were left out."""
     MALFORMED = "malformed"
     """None of it is sent."""
 
@@ -47,6 +63,8 @@ class FanoutCounters:
     """Records for a room of another partition, too late after a doubling or without a replica there."""
     records_passed_on: int = 0
     """Records for a room of another partition: the sender's layout is old."""
+    records_not_kept: int = 0
+    """Records left out until they are kept for sessions."""
     batches_malformed: int = 0
 
     def add(self, records: int, copies: int, empty: int, wrong: int) -> None:
@@ -56,11 +74,15 @@ class FanoutCounters:
         self.records_without_members += empty
         self.records_wrong_kind += wrong
 
-    def passed_on(self, stale: int, lost: int) -> Routed:
-        """Count `stale` records for another partition, `lost` of them not passed on. Returns the outcome of their batch."""
+    def passed_on(self, stale: int, lost: int, not_kept: int = 0) -> Routed:
+        """Count `stale` records for another partition, `lost` of them not passed on, and those that are to be kept first. Returns
+        the outcome of their batch."""
         self.records_passed_on += stale - lost
         self.records_unroutable += lost
-        return Routed.UNROUTABLE if lost else Routed.PASSED_ON
+        self.records_not_kept += not_kept
+        if not stale:
+            return Routed.NOT_KEPT
+        return Routed.UNROUTABLE if lost or not_kept else Routed.PASSED_ON
 
 
 class Fanout:
@@ -71,7 +93,8 @@ class Fanout:
         serves: True if this partition serves a room.
         elsewhere: gives the target for records of a room that it does not serve; None: nowhere.
         tracer: stamps traced records.
-        groups: gives the route of a room that has groups of shared subscriptions; None: it has none.
+        routes: gives the route of a room that has groups of shared subscriptions, or kept filters; None: it has neither.
+        kept: True if any room is known to have kept filters.
     """
 
     def __init__(
@@ -80,16 +103,17 @@ class Fanout:
         serves: Callable[[int], bool],
         elsewhere: Callable[[int], Target | None],
         tracer: Tracer = UNTRACED,
-        groups: Callable[[int], Route | None] = lambda _room: None,
+        routes: Callable[[int], Route | None] = lambda _room: None,
+        kept: Callable[[], bool] = lambda: False,
     ) -> None:
         self._gateways = gateways
         self._serves = serves
         self._elsewhere = elsewhere
         self._tracer = tracer
         self._cache: dict[int, tuple[Target, ...]] = {}
-        self._find_groups = groups
+        self._find_route, self._kept = routes, kept
         self._routes: dict[int, Route] = {}
-        """Routes of rooms that have groups; these are not in `_cache`."""
+        """Routes of rooms that have groups or kept filters; these are not in `_cache`."""
         self.groups = Groups(self._route_of)
         self.counters = FanoutCounters()
 
@@ -113,7 +137,7 @@ class Fanout:
         """Send a batch's records, one parcel for each destination and lane. One room's records keep their order."""
         cached, unpack, plain = self._cache.get, WALK.unpack_from, PLAIN_ROOM
         touched: list[Target] = []
-        position, stale, lost, empty, wrong, traced_us = start, 0, 0, 0, 0, 0
+        position, stale, lost, empty, wrong, not_kept, traced_us = start, 0, 0, 0, 0, 0, 0
         for _ in range(count):
             if position + HEADER_SIZE > end:
                 break
@@ -134,14 +158,21 @@ class Fanout:
             targets = cached(room)
             if targets is None:
                 targets, served = self._look_up(room)
-                if served:
-                    if room in self._routes:
-                        targets = self.groups.give(self._routes[room], data[position:after], touched)
-                    else:
-                        empty += not targets
-                else:
+                if not served:
+                    if targets and self._kept() and _is_to_keep(what, data[position + ORIGIN_AT]):
+                        targets = ()  # its room may have kept filters there, and nobody would hear of the refusal
                     stale += 1
                     lost += not targets
+                elif room in self._routes:
+                    route = self._routes[room]
+                    if route.kept and _is_to_keep(what, data[position + ORIGIN_AT]):
+                        not_kept += 1
+                        position = after
+                        continue
+                    if route.groups:
+                        targets = self.groups.give(route, data[position:after], touched)
+                else:
+                    empty += not targets
             record = data[position:after]
             if type_ >= FIRST_LANE_BELOW:
                 for target in targets:
@@ -159,7 +190,7 @@ class Fanout:
                 parcels, copies = take_parcels(touched, self._tracer, traced_us)
                 out += parcels
                 self.counters.add(count, copies, empty, wrong)
-                return self.counters.passed_on(stale, lost) if stale else Routed.TAKEN
+                return self.counters.passed_on(stale, lost, not_kept) if stale or not_kept else Routed.TAKEN
         discard(touched)
         self.counters.batches_malformed += 1
         return Routed.MALFORMED
@@ -173,7 +204,7 @@ class Fanout:
         if route is not None:
             return route.targets, True
         if self._serves(room):
-            route = self._find_groups(room)
+            route = self._find_route(room)
             if route is not None:
                 if len(self._routes) >= MAX_CACHED_ROOMS:
                     self._routes.clear()
@@ -187,3 +218,8 @@ class Fanout:
             return targets, True
         target = self._elsewhere(room)
         return () if target is None else (target,), False
+
+
+def _is_to_keep(what: int, origin: int) -> bool:
+    """True if a record has to be kept for sessions with a filter that matches, and is not yet. `what`: as `WALK` reads it."""
+    return what & 255 == ROOM and not what >> 8 & Flag.KEPT and origin >> QOS_SHIFT != QOS_0

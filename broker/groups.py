@@ -44,11 +44,13 @@ class Group(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A room with groups."""
+    """A room with groups, or with kept filters."""
 
     targets: tuple[Target, ...]
     """Gateways with other members."""
     groups: tuple[Group, ...]
+    kept: bool = False
+    """True if sessions keep filters here: messages are kept for these before they are delivered."""
 
 
 @dataclass(slots=True)

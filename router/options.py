@@ -21,5 +21,12 @@ class Options(PartitionedOptions):
     """Limit of retained messages of the partition; further ones are refused to their publishers. 0: none are kept."""
     retained_mb: int = bounded(512, 1, 1 << 20)
     """MiB that retained messages may take in memory, and in the database about as much."""
+    kept_filters: int = bounded(1_000_000, 0, 100_000_000)
+    """Limit of filters that the partition keeps for sessions which outlive their connections; further ones are refused to their
+    subscribers. 0: none are kept."""
+    kept_mb: int = bounded(512, 1, 1 << 20)
+    """MiB that kept filters may take in memory, and in the database at most as much."""
+    kept_sessions_per_room: int = bounded(1_000, 1, 1_000_000)
+    """Limit of sessions with kept filters in one room: a message there is listed in the inbox of each that it matches."""
     gone_gateway_s: float = bounded(10.0, 0.1, 1_000_000.0)
     """Seconds after which the members on a gateway are dropped when its lease is gone and its heartbeats have stopped."""

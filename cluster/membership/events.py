@@ -139,6 +139,18 @@ class AbsenceReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkRooms:
+    """Report to brokers and peers that rooms have kept filters, or have none any more. Routers only."""
+
+    request: int
+    """The shell's number of the request."""
+    rooms: tuple[int, ...]
+    marked: bool
+    now_ms: int
+    """Unix milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotRequested:
     """A broker or a replica requests a snapshot; from the answer on it gets live messages."""
 
@@ -204,6 +216,7 @@ Event = (
     | AntiEntropyReceived
     | AbsenceReceived
     | SharedOutcome
+    | MarkRooms
     | SnapshotRequested
     | StoreOpened
     | StoreChunk
@@ -287,6 +300,22 @@ class UnprovenLogins:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomsMarked:
+    """All live peers, and all brokers that serve the rooms, have the marks of a request. Routers only."""
+
+    request: int
+    refused: bool = False
+    """True: none of it was done, because the map is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarksLost:
+    """Rooms whose marks another replica removed. Routers only."""
+
+    rooms: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BecomeInit:
     """The membership may lack entries that nobody remembers: register as Init until `BecomeRunning`."""
 
@@ -317,6 +346,8 @@ Effect = (
     | RefuseSnapshot
     | SenderRefused
     | UnprovenLogins
+    | RoomsMarked
+    | MarksLost
     | BecomeInit
     | BecomeRunning
     | WaitingForRouters

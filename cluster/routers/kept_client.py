@@ -21,7 +21,7 @@ from cluster.links.api import PeerState
 from cluster.routers.replicas import RouterReplicas
 from cluster.wire.v1 import kept_pb2, kept_pb2_grpc
 from pixiu.discovery.view import View
-from pixiu.errors import Overloaded, PixiuError, Unavailable, error_of_code
+from pixiu.errors import Overloaded, PixiuError, Unavailable, WrongPartition, error_of_code
 from pixiu.ids import EndpointID
 from pixiu.rpc.tls import Tls
 
@@ -77,42 +77,53 @@ class KeptClient:
 
         Raises `Overloaded` if too much waits; nothing was put then.
         """
-        by_partition: dict[int, list[int]] = {}
-        for index, entry in enumerate(entries):
-            for partition in self._routers.serving(entry.room):
-                by_partition.setdefault(partition, []).append(index)
-        found: list[PutOutcome | None] = [None] * len(entries)
-
-        async def put_some(partition: int, indexes: Sequence[int]) -> None:
-            outcomes = await self._put(partition, [entries[index] for index in indexes])
-            for index, outcome in zip(indexes, outcomes, strict=True):
-                before = found[index]
-                if before is None or (before.error is None and (outcome.error is not None or outcome.version > before.version)):
-                    found[index] = outcome
-
         with self._waits(len(entries)):
-            await asyncio.gather(*(put_some(*part) for part in _parts(by_partition)))
-        return [outcome for outcome in found if outcome is not None]
+            until, attempt = time.monotonic() + self._timeout_s, 0
+            done: dict[tuple[int, int], PutOutcome] = {}
+            while True:
+                left = [
+                    (partition, index)
+                    for index, entry in enumerate(entries)
+                    for partition in self._routers.serving(entry.room)
+                    if _again(done.get((partition, index)))
+                ]
+                if not left or (attempt and time.monotonic() >= until):
+                    break
+                if attempt:
+                    await asyncio.sleep(RETRY_S)
+                parts = list(_parts(left))
+                found = await asyncio.gather(*(self._put(p, [entries[i] for i in indexes], attempt) for p, indexes in parts))
+                for (partition, indexes), outcomes in zip(parts, found, strict=True):
+                    done.update({(partition, index): outcome for index, outcome in zip(indexes, outcomes, strict=True)})
+                attempt += 1
+        return [
+            _joined([done[partition, index] for partition in self._routers.serving(entry.room) if (partition, index) in done])
+            for index, entry in enumerate(entries)
+        ]
 
     async def match(self, questions: Sequence[kept_pb2.KeptQuestion]) -> list[list[int]]:
         """Find the sessions that messages are for: for each question those whose kept filters match, in rising order.
 
         Raises `Unavailable` if a partition does not answer in time, `Overloaded` if too much waits.
         """
-        by_partition: dict[int, list[int]] = {}
-        partitions = self._routers.partitions
-        for index, question in enumerate(questions):
-            by_partition.setdefault(question.room % partitions, []).append(index)
-        found: list[list[int]] = [[] for _ in questions]
-
-        async def match_some(partition: int, indexes: Sequence[int]) -> None:
-            answers = await self._match(partition, [questions[index] for index in indexes])
-            for index, answer in zip(indexes, answers, strict=True):
-                found[index] = list(answer.sessions)
-
         with self._waits(len(questions)):
-            await asyncio.gather(*(match_some(*part) for part in _parts(by_partition)))
-        return found
+            until, attempt = time.monotonic() + self._timeout_s, 0
+            done: dict[int, list[int]] = {}
+            while len(done) < len(questions):
+                if attempt:
+                    await asyncio.sleep(RETRY_S)
+                partitions = self._routers.partitions
+                left = [(each.room % partitions, index) for index, each in enumerate(questions) if index not in done]
+                parts = list(_parts(left))
+                found = await asyncio.gather(*(self._match(p, [questions[i] for i in indexes], attempt) for p, indexes in parts))
+                problem = next((each for each in found if isinstance(each, Unavailable)), None)
+                if problem is not None and time.monotonic() >= until:
+                    raise problem
+                for (_, indexes), answers in zip(parts, found, strict=True):
+                    if not isinstance(answers, Unavailable):
+                        done.update({index: list(answer.sessions) for index, answer in zip(indexes, answers, strict=True)})
+                attempt += 1
+            return [done[index] for index in range(len(questions))]
 
     async def close(self) -> None:
         """Close the channels. Calls that wait fail."""
@@ -138,16 +149,15 @@ class KeptClient:
         finally:
             self._waiting -= count
 
-    async def _put(self, partition: int, entries: Sequence[kept_pb2.KeptEntry]) -> list[PutOutcome]:
+    async def _put(self, partition: int, entries: list[kept_pb2.KeptEntry], attempt: int) -> list[PutOutcome]:
         puts = kept_pb2.KeptPuts(entries=entries)
 
         async def ask(channel: grpc.aio.Channel) -> list[kept_pb2.KeptOutcome]:
             return list((await kept_pb2_grpc.KeptStub(channel).Put(puts, timeout=PUT_TIMEOUT_S)).outcomes)
 
-        try:
-            outcomes = await self._call(partition, ask, len(entries))
-        except Unavailable as error:
-            return [PutOutcome(0, error)] * len(entries)
+        outcomes = await self._call(partition, ask, len(entries), attempt)
+        if isinstance(outcomes, Unavailable):
+            return [PutOutcome(0, outcomes)] * len(entries)
         return [
             PutOutcome(outcome.version, error_of_code(outcome.error_code, outcome.error_text, outcome.retry_after_ms))
             if outcome.error_code
@@ -155,38 +165,51 @@ class KeptClient:
             for outcome in outcomes
         ]
 
-    async def _match(self, partition: int, questions: Sequence[kept_pb2.KeptQuestion]) -> list[kept_pb2.KeptAnswer]:
+    async def _match(
+        self, partition: int, questions: list[kept_pb2.KeptQuestion], attempt: int
+    ) -> list[kept_pb2.KeptAnswer] | Unavailable:
         request = kept_pb2.KeptQuestions(questions=questions)
 
         async def ask(channel: grpc.aio.Channel) -> list[kept_pb2.KeptAnswer]:
             return list((await kept_pb2_grpc.KeptStub(channel).Match(request, timeout=MATCH_TIMEOUT_S)).answers)
 
-        return await self._call(partition, ask, len(questions))
+        return await self._call(partition, ask, len(questions), attempt)
 
-    async def _call(self, partition: int, ask: Callable[[grpc.aio.Channel], Awaitable[list[A]]], count: int) -> list[A]:
-        """Ask one replica after the other, until one answers for all. Raises `Unavailable`."""
-        until, text = time.monotonic() + self._timeout_s, "no router of the partition is Running"
-        attempt = 0
-        while True:
-            replica = self._routers.replica(partition, attempt)
-            if replica is not None:
-                self.calls += 1
-                try:
-                    answers = await ask(self._routers.channel(replica))
-                    if len(answers) == count:
-                        return answers
-                    text = f"{replica.address} answered for another number of entries"
-                except grpc.aio.AioRpcError as error:
-                    text = f"{replica.address}: {error.details()}"
-                attempt += 1
-            if time.monotonic() >= until:
-                self.failed += 1
-                raise Unavailable(f"the kept filters of router partition {partition} cannot be reached: {text}")
-            await asyncio.sleep(RETRY_S)
+    async def _call(
+        self, partition: int, ask: Callable[[grpc.aio.Channel], Awaitable[list[A]]], count: int, attempt: int
+    ) -> list[A] | Unavailable:
+        """Ask one replica of a partition, at each attempt another one. Returns `count` answers, or why there are none."""
+        replica, text = self._routers.replica(partition, attempt), "none is Running"
+        if replica is not None:
+            self.calls += 1
+            try:
+                answers = await ask(self._routers.channel(replica))
+            except grpc.aio.AioRpcError as error:
+                text = f"{replica.address}: {error.details()}"
+            else:
+                if len(answers) == count:
+                    return answers
+                text = f"{replica.address} answered for another number"
+            self.failed += 1
+        return Unavailable(f"the kept filters of router partition {partition} cannot be reached: {text}")
 
 
-def _parts(by_partition: dict[int, list[int]]) -> Iterable[tuple[int, list[int]]]:
-    """The calls to make: a partition, and at most `MAX_ENTRIES` indexes."""
+def _again(outcome: PutOutcome | None) -> bool:
+    """True if an entry has to be put (again): no router took it so far."""
+    return outcome is None or isinstance(outcome.error, Unavailable | WrongPartition)
+
+
+def _joined(outcomes: Sequence[PutOutcome]) -> PutOutcome:
+    """The outcome of an entry at all partitions that serve its room: an error of one of them counts."""
+    failed = next((outcome for outcome in outcomes if outcome.error is not None), None)
+    return failed or max(outcomes, default=PutOutcome(0, Unavailable("no router serves the room")), key=lambda each: each.version)
+
+
+def _parts(pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, list[int]]]:
+    """The calls to make for pairs of a partition and an index: a partition, and at most `MAX_ENTRIES` indexes."""
+    by_partition: dict[int, list[int]] = {}
+    for partition, index in pairs:
+        by_partition.setdefault(partition, []).append(index)
     for partition, indexes in by_partition.items():
         for start in range(0, len(indexes), MAX_ENTRIES):
             yield partition, indexes[start : start + MAX_ENTRIES]

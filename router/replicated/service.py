@@ -124,6 +124,10 @@ class Replicated(Generic[E]):
         """The outcome of an entry that is kept, or was superseded by a newer one."""
         raise NotImplementedError
 
+    def _misplaced(self, entry: E) -> PixiuError | None:
+        """The reason why a caller must not put an entry here."""
+        return None
+
     def _full(self, entry: E) -> str:
         """The text of a refusal for lack of space."""
         raise NotImplementedError
@@ -200,6 +204,9 @@ class Replicated(Generic[E]):
             entry = self._form.read(wire)
             if not entry.is_whole:
                 outcomes.append(self._refused(InvalidArgument(f"one of the {self._form.what} is incomplete, or makes no sense")))
+                continue
+            if not request.replica and (misplaced := self._misplaced(entry)) is not None:
+                outcomes.append(self._refused(misplaced))
                 continue
             stored = self._table.put(entry, now_ms(), limited=not request.replica)
             if stored is Stored.FULL:

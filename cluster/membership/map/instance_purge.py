@@ -2,7 +2,7 @@
 
 A gateway is gone when no node in the registry's view has its instance: its lease is gone and heartbeats are silent
 (docs/registry.md, "Static stability"). A short while later the instance's floor rises above the generation that it had when it
-vanished. A gateway of a later generation that the view does not show yet is not affected.
+vanished. A gateway of a later generation that the view does not show yet is not affected, nor is the instance of routers' marks.
 
 Source: docs/memberships.md, "Tombstones and purges".
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cluster.membership.map.lww_map import LwwMap
-from pixiu.ids import gateway_generation
+from pixiu.ids import KEPT_INSTANCE, gateway_generation
 
 
 class InstancePurge:
@@ -34,7 +34,7 @@ class InstancePurge:
         """Raise the floors of instances that are gone. `known`: the instances in the view."""
         before, self._absent = self._absent, {}
         for instance in self._membership.instances():
-            if instance in known:
+            if instance in known or instance == KEPT_INSTANCE:
                 continue
             since, generation = before.get(instance) or (now, self._membership.generation(instance))
             if now - since < self._gone_s:

@@ -201,6 +201,14 @@ class LwwMap:
         """Gateway instances with live entries, ascending."""
         return sorted(self._groups_of)
 
+    def has_instance(self, instance: int) -> bool:
+        """True if an instance has live entries."""
+        return instance in self._groups_of
+
+    def groups_of(self, instance: int) -> list[int]:
+        """Groups with live entries of an instance."""
+        return [group for groups in self._groups_of.get(instance, {}).values() for group in groups]
+
     def generation(self, instance: int) -> int:
         """The highest generation among an instance's logins since it has had entries; 0 without entries."""
         return gateway_generation(self._highest.get(instance, 0))
