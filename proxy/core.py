@@ -10,7 +10,7 @@ Source: PiXiu §2.2 steps 6 to 8, §2.2.1 (batches in one loop here, threads the
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import ceil, inf
@@ -42,8 +42,14 @@ from pixiu.wire.record import (
 )
 from pixiu.wire.trace import UNTRACED, Sampler, Tracer
 from proxy import events as ev
+from proxy.kept import events as kept_ev
+from proxy.kept.messages import is_traced, snowflake_of, without_kept
+from proxy.kept.stage import BUSY as KEPT_BUSY
+from proxy.kept.stage import RETRY_MS as KEPT_RETRY_MS
+from proxy.kept.stage import KeptRooms, by_owner
 from proxy.publishers.permits import REFUSALS
 from proxy.publishers.rates import PublisherRates, Rates
+from proxy.records.batches import Batch, failures_of, sessions_of
 from proxy.records.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
 from proxy.records.destinations import NOBODY, Destinations, Target
 from proxy.records.gateway_batches import GatewayBatches
@@ -63,22 +69,7 @@ ALL_KINDS: Final = frozenset({"room", "chat"})
 """Kinds of records that come here; mail has a pipeline of its own, `proxy.mail.pipeline`."""
 
 
-@dataclass(slots=True)
-class _Batch:
-    """A publisher's batch in flight."""
-
-    stream: int
-    first: int
-    last: int
-    data: bytes
-    copy: int = 0
-    receipt: bool = False
-    more: bool = False
-    pending: int = 0
-    failures: list[ev.Failure] = field(default_factory=list)
-
-
-_Target = Target[_Batch]
+_Target = Target[Batch]
 
 
 @dataclass(slots=True)
@@ -134,25 +125,25 @@ class Core:
         self._kinds = kinds
         self._room_kind = ROOM if "room" in kinds else NO_KIND
         """The kind that takes the fast path."""
-        self._held: deque[tuple[list[bytes], _Batch | None]] = deque()
+        self._held: deque[tuple[list[bytes], Batch | None]] = deque()
         """Records of rooms that wait for a change of brokers, with their batches."""
-        self._held_chat: deque[tuple[list[bytes], _Batch | None]] = deque()
+        self._held_chat: deque[tuple[list[bytes], Batch | None]] = deque()
         """The same for relays."""
-        self._brokers: Destinations[_Batch] = Destinations(barrier_ms, partial(self._hold, self._held), self._choose)
-        self._relays: Destinations[_Batch] = Destinations(barrier_ms, partial(self._hold, self._held_chat))
+        self._brokers: Destinations[Batch] = Destinations(barrier_ms, partial(self._hold, self._held), self._choose)
+        self._relays: Destinations[Batch] = Destinations(barrier_ms, partial(self._hold, self._held_chat))
         self._offline = OfflineNotices()
-        self._tokens: dict[int, tuple[_Batch | None, list[bytes]]] = {}
+        self._tokens: dict[int, tuple[Batch | None, list[bytes]]] = {}
         self._next_token = 1
-        self._streams: dict[int, deque[_Batch]] = {}
-        self._awaited = AwaitedSignals()
+        self._streams: dict[int, deque[Batch]] = {}
+        self._awaited = AwaitedSignals(receipts=receipts)
         self._vrooms = vrooms
         self._topics = topics if topics else None
-        self._big: BigRooms[_Batch] = BigRooms(vrooms_per_s, self._broker_of_vroom, self._broker_of_signal, self._token)
+        self._big: BigRooms[Batch] = BigRooms(vrooms_per_s, self._broker_of_vroom, self._broker_of_signal, self._token)
         self._big_target = _Target(NOBODY, divert=self._take_big)
+        self.kept: KeptRooms[Batch] = KeptRooms(self._take_kept, self._reroute)
         self._limits = PublisherRates(rates) if rates.any else None
         self._gateways = GatewayBatches(self._token)
         """They limit each client themselves."""
-        self._receipts = receipts
         self._over_target = _Target(NOBODY, divert=self._refuse_over_rate)
         self._over: dict[int, float] = {}
         self._tracer = tracer
@@ -170,6 +161,10 @@ class Core:
         self._events.on(ev.PublisherOpened, self._on_opened)
         self._events.on(ev.PublisherClosed, self._on_closed)
         self._events.on(ev.LimitsChanged, self._on_limits)
+        self._events.on(kept_ev.KeptAvailable, self.kept.on_available)
+        self._events.on(kept_ev.KeptMatched, self.kept.on_matched)
+        self._events.on(kept_ev.KeptRefused, self.kept.on_refused)
+        self._events.on(kept_ev.KeptStored, self.kept.on_stored)
         self._events.on(Tick, self._on_tick)
 
     def _on_limits(self, event: ev.LimitsChanged, now: float, out: list[ev.Effect]) -> None:
@@ -189,6 +184,8 @@ class Core:
             self._release(self._held, self._brokers, out)
         if self._held_chat and not self._relays.routes.held:
             self._release(self._held_chat, self._relays, out)
+        if self.kept.deadline <= now and not self._brokers.routes.held:
+            self._run_kept(now, out)
         if self._big.deadline <= now and not self._brokers.routes.held:
             self._run_big(now, out)
         return out
@@ -196,12 +193,13 @@ class Core:
     def next_deadline(self) -> float:
         """Time at which `Tick` is due, monotonic seconds; `NEVER` when nothing waits for a time."""
         brokers, relays = self._brokers.routes.deadline, self._relays.routes.deadline
-        return min(self._big.deadline if brokers == NEVER else brokers, relays)
+        return min(min(self._big.deadline, self.kept.deadline) if brokers == NEVER else brokers, relays)
 
     @property
     def under_way(self) -> int:
         """Number of parcels that are not settled yet."""
-        return len(self._tokens) + len(self._held) + len(self._held_chat) + self._big.under_way + self._gateways.under_way
+        held = len(self._held) + len(self._held_chat)
+        return len(self._tokens) + held + self._big.under_way + self._gateways.under_way + self.kept.under_way
 
     def _token(self) -> int:
         token = self._next_token
@@ -239,7 +237,7 @@ class Core:
         if not self._route(event.data, event.start, event.end, event.count, None, out):
             out.append(Settle(Outcome.MALFORMED))
 
-    def _hold(self, held: deque[tuple[list[bytes], _Batch | None]], records: list[bytes], batch: _Batch | None) -> None:
+    def _hold(self, held: deque[tuple[list[bytes], Batch | None]], records: list[bytes], batch: Batch | None) -> None:
         """Hold records whose keys move to other replicas."""
         held.append((records, batch))
         self.counters.batches_held += 1
@@ -249,7 +247,7 @@ class Core:
             (self._brokers if held is self._held else self._relays).routes.expire(inf)
 
     def _release(
-        self, held: deque[tuple[list[bytes], _Batch | None]], destinations: Destinations[_Batch], out: list[ev.Effect]
+        self, held: deque[tuple[list[bytes], Batch | None]], destinations: Destinations[Batch], out: list[ev.Effect]
     ) -> None:
         """Send held records, before anything newer of their keys."""
         streams: dict[int, None] = {}
@@ -277,18 +275,23 @@ class Core:
     def _choose(self, key: int) -> _Target | None:
         if self._vrooms.is_big(key):
             return self._big_target if self._brokers.targets else None
+        if self.kept.takes(key):
+            return self.kept.target if self._brokers.targets else None
         return None if not key or self._vrooms.is_vroom(key) else self._brokers.replica(key)
+
+    def _reroute(self, room: int) -> None:
+        self._brokers.routes.cache.pop(room, None)
 
     def _broker_of_vroom(self, vroom: int) -> EndpointID | None:
         target = self._brokers.replica(vroom)
         return target.endpoint if target is not None else None
 
-    def _broker_of_signal(self, vroom: int, record: bytes, batch: _Batch | None) -> EndpointID | None:
+    def _broker_of_signal(self, vroom: int, record: bytes, batch: Batch | None) -> EndpointID | None:
         signal = int.from_bytes(record[SNOWFLAKE_AT:KEY_AT], "little")
         target = self._brokers.of_copy(vroom, signal, batch.copy if batch is not None else 0)
         return target.endpoint if target is not None else None
 
-    def _target_of_other(self, kind: int, flags: int, number: int, key: int, batch: _Batch | None) -> _Target | None:
+    def _target_of_other(self, kind: int, flags: int, number: int, key: int, batch: Batch | None) -> _Target | None:
         """Target of a record that is no room message: chat, and signals to rooms and users."""
         if not key:
             return None
@@ -317,9 +320,9 @@ class Core:
         if batches is None:
             return
         last = event.position + event.count - 1
-        batch = _Batch(event.stream, event.position, last, event.data, event.copy, event.receipt, event.more)
+        batch = Batch(event.stream, event.position, last, event.data, event.copy, event.receipt, event.more)
         batches.append(batch)
-        if event.receipt and not self._receipts:
+        if event.receipt and not self._awaited.receipts:
             self.counters.records_refused += event.count
             batch.failures.append(ev.Failure(batch.first, batch.last, errors.InvalidArgument.code, NO_RECEIPTS))
         elif event.position <= CHECKED_RECORDS and (damaged := first_damaged(event.data, event.count)) is not None:
@@ -333,7 +336,7 @@ class Core:
 
     def _on_gateway_published(self, event: ev.GatewayPublished, now: float, out: list[ev.Effect]) -> None:
         """Route what a gateway's clients published at QoS 1. It is a stream of one batch: none waits for another's outcome."""
-        batch = _Batch(event.stream, 1, event.count, event.data)
+        batch = Batch(event.stream, 1, event.count, event.data, sessions=sessions_of(event.data, event.sessions))
         self._streams[event.stream] = batches = deque((batch,))
         self._gateways.streams[event.stream] = event.gateway, event.number
         if self._limits is not None:
@@ -342,7 +345,7 @@ class Core:
         if not batch.pending:
             self._reply(batches, out)
 
-    def _within_rate(self, limits: PublisherRates, batch: _Batch, count: int, now: float) -> bool:
+    def _within_rate(self, limits: PublisherRates, batch: Batch, count: int, now: float) -> bool:
         """Charge a publisher's batch. Returns True if it may pass; otherwise it is refused whole."""
         wait_s = limits.publisher(batch.stream, count, len(batch.data), now)
         if wait_s:
@@ -368,7 +371,7 @@ class Core:
             cache.pop(key, None)
         self._over = {}
 
-    def _take_big(self, records: list[bytes], batch: _Batch | None) -> None:
+    def _take_big(self, records: list[bytes], batch: Batch | None) -> None:
         """Queue messages to big rooms; their positions are resolved after all of their copies."""
         large: list[bytes] = []
         late: list[bytes] = []
@@ -387,18 +390,18 @@ class Core:
             self.counters.records_over_rate += len(late)
             self._refuse_records(late, batch, errors.Overloaded, *_later(BIG_ROOMS_BUSY, longest_s))
 
-    def _refuse_over_rate(self, records: list[bytes], batch: _Batch | None) -> None:
+    def _refuse_over_rate(self, records: list[bytes], batch: Batch | None) -> None:
         """Refuse records of rooms that exceed their rate."""
         self.counters.records_over_rate += len(records)
         longest_s = max(self._over.values(), default=0.0)
         self._refuse_records(records, batch, errors.Overloaded, *_later(ROOM_OVER_RATE, longest_s))
 
     def _refuse_records(
-        self, records: list[bytes], batch: _Batch | None, error: type[errors.PixiuError], text: str, retry_ms: int = 0
+        self, records: list[bytes], batch: Batch | None, error: type[errors.PixiuError], text: str, retry_ms: int = 0
     ) -> None:
         self.counters.records_refused += len(records)
         if batch is not None:
-            batch.failures.extend(_failures(batch, records, error, text, retry_ms))
+            batch.failures.extend(failures_of(batch, records, error.code, text, retry_ms))
 
     def _run_big(self, now: float, out: list[ev.Effect]) -> None:
         parcels, finished = self._big.run(now)
@@ -410,8 +413,8 @@ class Core:
         self._finish_big(finished, streams)
         self._reply_to(streams, out)
 
-    def _finish_big(self, finished: list[Finished[_Batch]], streams: dict[int, None]) -> None:
-        lost: dict[int, tuple[_Batch, list[bytes]]] = {}
+    def _finish_big(self, finished: list[Finished[Batch]], streams: dict[int, None]) -> None:
+        lost: dict[int, tuple[Batch, list[bytes]]] = {}
         for message in finished:
             self.counters.records_dropped += message.lost
             batch = message.owner
@@ -423,9 +426,57 @@ class Core:
             if not batch.pending:
                 streams[batch.stream] = None
         for batch, records in lost.values():
-            batch.failures.extend(_failures(batch, records, errors.Dropped, NOT_CONFIRMED))
+            batch.failures.extend(failures_of(batch, records, errors.Dropped.code, NOT_CONFIRMED))
 
-    def _route(self, data: bytes, start: int, end: int, count: int, batch: _Batch | None, out: list[ev.Effect]) -> bool:
+    # --- messages for kept sessions
+
+    def _take_kept(self, records: list[bytes], batch: Batch | None) -> None:
+        """Have messages to rooms with kept filters wait until they are stored."""
+        self._offer_kept(records, batch, self._next_token)
+
+    def _offer_kept(self, records: list[bytes], batch: Batch | None, token: int) -> None:
+        late: list[bytes] = []
+        sessions = batch.sessions if batch is not None else None
+        for record in records:
+            if not self.kept.offer(record, batch, sessions.get(snowflake_of(record), 0) if sessions else 0, token):
+                late.append(record)
+            elif batch is not None:
+                batch.pending += 1
+        if late:
+            self._refuse_records(late, batch, errors.Overloaded, KEPT_BUSY, KEPT_RETRY_MS)
+
+    def _run_kept(self, now: float, out: list[ev.Effect]) -> None:
+        """Ask and store what is next, and send what is stored: a publisher's batches one after the other."""
+        due, streams = self.kept.run(now), dict[int, None]()
+        if due.questions:
+            out.append(kept_ev.AskKept(due.questions))
+        if due.mails:
+            out.append(kept_ev.StoreKept(due.mails))
+        for record, batch, why in due.refused:
+            self.counters.records_refused += 1
+            if batch is not None:
+                batch.failures.extend(failures_of(batch, (record,), why.code, why.text, why.retry_after_ms))
+                batch.pending -= 1
+                streams[batch.stream] = None
+        for batch, records in by_owner(due.send, _first_of):
+            touched: dict[EndpointID, _Target] = {}
+            gone: list[bytes] = []
+            for record in records:
+                target = self._brokers.replica(int.from_bytes(record[KEY_AT:SENDER_AT], "little"))
+                if target is None:
+                    gone.append(record)
+                    continue
+                touched[target.endpoint] = target
+                (target.normal if record[TYPE_AT] >= FIRST_LANE_BELOW else target.first).append(record)
+            self._send(list(touched.values()), batch, out, self._tracer.now_us() if any(map(is_traced, records)) else 0)
+            if gone:
+                self._refuse_records(gone, batch, errors.Unavailable, GONE_MEANWHILE)
+            if batch is not None:
+                batch.pending -= len(records)
+                streams[batch.stream] = None
+        self._reply_to(streams, out)
+
+    def _route(self, data: bytes, start: int, end: int, count: int, batch: Batch | None, out: list[ev.Effect]) -> bool:
         if self._sampler is not None:
             data, start, end = self._sampler.mark(data, start, end, count)
         if self._topics is not None:
@@ -446,6 +497,9 @@ class Core:
                 target = cache.get(key) or brokers.target(key)
             else:
                 kind, flags = what & 255, what >> 8
+                if flags & Flag.KEPT:  # what follows is without it, too
+                    data, flags = without_kept(data, position, count - index), flags & ~Flag.KEPT
+                    what = kind | flags << 8
                 if flags & Flag.TRACED:
                     traced_us = traced_us or self._tracer.now_us()
                 elif kind == room:
@@ -473,7 +527,7 @@ class Core:
         self._malformed(batch)
         return False
 
-    def _send(self, touched: list[_Target], batch: _Batch | None, out: list[ev.Effect], traced_us: int) -> None:
+    def _send(self, touched: list[_Target], batch: Batch | None, out: list[ev.Effect], traced_us: int) -> None:
         awaited, more = batch is not None, batch is not None and batch.more
         for target in touched:
             if traced_us:
@@ -523,14 +577,14 @@ class Core:
         partition = key % destinations.partitions
         return errors.Unavailable, f"no {role} of partition {partition} is running; `pixiu status` shows which are missing"
 
-    def _refuse(self, refused: list[tuple[int, type[errors.PixiuError], str]], batch: _Batch | None) -> None:
+    def _refuse(self, refused: list[tuple[int, type[errors.PixiuError], str]], batch: Batch | None) -> None:
         self.counters.records_refused += len(refused)
         if batch is not None:
             for index, error, text in refused:
                 position, later = batch.first + index, STARTING_MS if text is STARTING else 0
                 ev.add_failure(batch.failures, ev.Failure(position, position, error.code, text, later))
 
-    def _malformed(self, batch: _Batch | None) -> None:
+    def _malformed(self, batch: Batch | None) -> None:
         self.counters.batches_malformed += 1
         if batch is not None:
             text = "the batch is not whole records end to end: the client library is broken or another version"
@@ -538,6 +592,9 @@ class Core:
 
     def _on_settled(self, event: Settled, now: float, out: list[ev.Effect]) -> None:
         finished: dict[int, None] = {}
+        kept = self.kept
+        if kept.available and (lost := [token for token, handled in event.parcels if not handled]):
+            kept.learn(lost, self._tokens)
         for token, handled in event.parcels:
             sent = self._tokens.pop(token, None)
             if sent is None and (outcomes := self._gateways.settled(token, handled)) is not None:
@@ -549,17 +606,23 @@ class Core:
                 self._finish_big(self._big.settled(token, handled), finished)
                 continue
             batch, records = sent
+            if token in kept.awaited:
+                kept.settled(token)
+            if not handled and (again := kept.returned(records)):
+                self._offer_kept(again, batch, token)
+                returned = set(again)
+                records = [record for record in records if record not in returned]
             offline = self._offline.take(records)
             self.counters.records_offline += len(offline)
-            if not handled:
+            if not handled and records:
                 self.counters.records_dropped += len(records)
             if batch is None:
                 continue
             batch.pending -= 1
-            if not handled:
-                batch.failures.extend(_failures(batch, records, errors.Dropped, NOT_CONFIRMED))
+            if not handled and records:
+                batch.failures.extend(failures_of(batch, records, errors.Dropped.code, NOT_CONFIRMED))
             elif offline:
-                batch.failures.extend(_failures(batch, offline, errors.Offline, OFFLINE))
+                batch.failures.extend(failures_of(batch, offline, errors.Offline.code, OFFLINE))
             if not batch.pending:
                 finished[batch.stream] = None
         if finished:
@@ -580,7 +643,7 @@ class Core:
             if batches is not None:
                 self._reply(batches, out)
 
-    def _reply(self, batches: deque[_Batch], out: list[ev.Effect]) -> None:
+    def _reply(self, batches: deque[Batch], out: list[ev.Effect]) -> None:
         """Resolve the finished batches at the head of a stream, in order."""
         up_to, stream = 0, 0
         failures: list[ev.Failure] = []
@@ -608,30 +671,14 @@ TOO_LARGE_FOR_BIG_ROOMS = f"a message to a big room has at most {MAX_SWEEP_BYTES
 BIG_ROOMS_BUSY = "too many messages wait for big rooms (proxy.big_room_vrooms_per_s)"
 
 
+def _first_of(batch: Batch | None) -> int:
+    return batch.first if batch is not None else 0
+
+
 def _later(text: str, wait_s: float) -> tuple[str, int]:
     """Text of a refusal, with its retry-after in milliseconds."""
     retry_ms = max(ceil(wait_s * 1000), 1)
     return f"{text}; try again in {retry_ms} ms", retry_ms
-
-
-def _failures(
-    batch: _Batch, records: list[bytes], error: type[errors.PixiuError], text: str, retry_ms: int = 0
-) -> list[ev.Failure]:
-    """Find the positions of a batch that failed. Rare, so it walks the batch again."""
-    lost = {record[SNOWFLAKE_AT:KEY_AT] for record in records}
-    positions: list[int] = []
-    offset = 0
-    for position in range(batch.first, batch.last + 1):
-        if batch.data[offset + SNOWFLAKE_AT : offset + KEY_AT] in lost:
-            positions.append(position)
-        offset += SIZE_FIELD + int.from_bytes(batch.data[offset : offset + SIZE_FIELD], "little")
-    failures: list[ev.Failure] = []
-    for position in positions:
-        if failures and failures[-1].last == position - 1:
-            failures[-1] = ev.Failure(failures[-1].first, position, error.code, text, retry_ms)
-        else:
-            failures.append(ev.Failure(position, position, error.code, text, retry_ms))
-    return failures
 
 
 def first_damaged(data: bytes, count: int) -> int | None:

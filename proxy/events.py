@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from cluster.core.contract import RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from pixiu.ids import EndpointID
 from pixiu.wire.trace import Sampler
+from proxy.kept.events import AskKept, KeptAvailable, KeptMatched, KeptRefused, KeptStored, StoreKept
 from proxy.publishers.rates import Rates
 
 
@@ -95,6 +97,8 @@ class GatewayPublished:
     number: int
     data: bytes
     count: int
+    sessions: Sequence[int] = ()
+    """Of each record: the kept session whose client published it, or 0; empty: all 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,10 @@ Event = (
     | GatewayPublished
     | RecordsReceived
     | SignalsDelivered
+    | KeptAvailable
+    | KeptMatched
+    | KeptRefused
+    | KeptStored
     | Settled
     | Tick
 )
@@ -172,4 +180,4 @@ class Delivered:
     gateway: EndpointID
 
 
-Effect = SendRecords | SendControl | Settle | Reply | Delivered
+Effect = SendRecords | SendControl | Settle | Reply | Delivered | AskKept | StoreKept

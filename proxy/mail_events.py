@@ -34,6 +34,8 @@ class WriterOpened:
     stream: int
     worker: int
     generation: int
+    own: bool = False
+    """True for the proxy's own one, for kept sessions: it is taken whatever kinds the proxy takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,24 @@ class MailReceived:
     level: Level
     more: Mapping[int, Sequence[int]]
     """Index of a record → its further receivers, besides its key."""
+
+
+class RoomMail(NamedTuple):
+    """A message to a room, as mail for some sessions: the room is its key, and chooses the partition of Xiu."""
+
+    room: int
+    record: bytes
+    uins: Sequence[int]
+    """Its receivers; the room is none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomMailReceived:
+    """Mail of the proxy's own writer, the first at `position`, each at level replicated."""
+
+    stream: int
+    position: int
+    mails: Sequence[RoomMail]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +147,19 @@ class Appended:
     """With WRONG_PARTITION: number of partitions, by the count of the store that refused."""
 
 
-Event = WriterOpened | WriterClosed | MailReceived | StoresChanged | LinkUp | LinkDown | Stored | Appended | EndOfTurn | Tick
+Event = (
+    WriterOpened
+    | WriterClosed
+    | MailReceived
+    | RoomMailReceived
+    | StoresChanged
+    | LinkUp
+    | LinkDown
+    | Stored
+    | Appended
+    | EndOfTurn
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ from pixiu.wire.v1 import mail_pb2_grpc, topic_pb2_grpc, wire_pb2, wire_pb2_grpc
 from proxy import events as ev
 from proxy import mail_events as mail_ev
 from proxy.core import Core
+from proxy.kept import events as kept_ev
+from proxy.kept.service import KeptService
 from proxy.mail.service import MAX_PUBLISHERS, MailService
 from proxy.options import Options
 from proxy.presence import PresenceService
@@ -50,7 +52,7 @@ from proxy.publishers.ticket_issuer import LOOK_S, TicketIssuer
 from proxy.publishers.worker_leases import Lender
 from proxy.records.publisher import PublisherService, PublisherStream
 from proxy.topics import TopicsService
-from registry.leases import WORKERS_TO_LEND, WorkerLeases
+from registry.leases import WORKERS_TO_LEND, WorkerLeases, wall_clock_ms
 from registry.mailbox import Requests
 
 DRAIN_POLL_S = 0.05
@@ -123,6 +125,12 @@ class Service(RoleShell):
         wire_pb2_grpc.add_PublisherServicer_to_server(PublisherService(self), context.client_server)
         wire_pb2_grpc.add_PresenceServicer_to_server(self._presence, context.client_server)
         mail_pb2_grpc.add_MailerServicer_to_server(self.mail, context.client_server)
+        self._kept = KeptService(
+            context, self.mail, self._records.step, self.spawn, self._acquire_worker, self._held_until_ms
+        )  # fmt: skip
+        self.run(self._kept.runner)
+        self._records.effects.on(kept_ev.AskKept, self._kept.ask)
+        self._records.effects.on(kept_ev.StoreKept, self._kept.store)
         self._topics = TopicsService(context, self._guard)
         topic_pb2_grpc.add_TopicsServicer_to_server(self._topics, context.client_server)
         context.metrics.collect_from(self._samples)
@@ -175,10 +183,13 @@ class Service(RoleShell):
         if self._guard is not None:
             await self._kicks.stop()
             await self._guard.close()
+        await self._kept.stop()
         await self.mail.stop()
         await self._leases.close()
         for worker, free_from_ms in self.lender.resting():
             await self._leases.release(worker, free_from_ms - 1)
+        if self._kept.worker >= 0 and self._held_until_ms(self._kept.worker):
+            await self._leases.release(self._kept.worker, wall_clock_ms())
 
     def health(self) -> dict[str, object]:
         """Numbers of publishers, parcels in flight and lent worker numbers. `degraded` is a text while an operator is needed."""
@@ -195,6 +206,7 @@ class Service(RoleShell):
         self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.stream_port) for node in nodes)
         self._replicas_changed()
         self.mail.on_view(view)
+        self._kept.on_view(view)
 
     # What the links call.
 
@@ -234,13 +246,13 @@ class Service(RoleShell):
 
     def _take_batch(self, gateway: EndpointID, batch: control_pb2.PublishBatch) -> bool:
         data, count = batch.records, batch.count
-        if not count:
+        if not count or len(batch.sessions) not in (0, count):
             return False
         if self.senders is not None and (changed := self.senders.permitted(gateway, data, 0, len(data), count)) is not None:
             data = changed
         stream = next(self._publishers.numbers)
         self.begins(stream, count, 1)
-        self._records.step(ev.GatewayPublished(stream, gateway, batch.number, data, count))
+        self._records.step(ev.GatewayPublished(stream, gateway, batch.number, data, count, batch.sessions))
         return True
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
@@ -379,7 +391,7 @@ class Service(RoleShell):
             "loan_proofs_refused_total": self.ids.proofs_refused,
             "traces_begun_total": self._traced_before + (self._sampler.marked if self._sampler is not None else 0),
         }
-        samples |= self.mail.samples()
+        samples |= self.mail.samples() | self._core.kept.samples() | self._kept.samples(self._core.kept.counters)
         samples |= self._guard.samples() if self._guard is not None else {}
         samples |= self._issuer.samples() if self._issuer is not None else {}
         if self._context.cluster.weighted_routing:

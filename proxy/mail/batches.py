@@ -18,7 +18,7 @@ from pixiu.ids import MAX_ID
 from pixiu.placement.split import SplitPartitions
 from pixiu.wire.inbox_operations import MAX_RECEIVERS
 from pixiu.wire.levels import Level
-from pixiu.wire.record import HEADER_SIZE, MAIL, MIN_SIZE, ROUTE, SIZE_FIELD, Flag
+from pixiu.wire.record import HEADER_SIZE, MAIL, MIN_SIZE, ROUTE, SIZE_FIELD, TYPE_AT, Flag
 from proxy import mail_events as ev
 from proxy.publishers.permits import REFUSALS
 
@@ -42,8 +42,8 @@ class Writer:
     batches: dict[Batch, None] = field(default_factory=dict)
     """Batches in flight, in order."""
     channels: dict[int, deque[Batch]] = field(default_factory=dict)
-    """UIN % `xius` → mail for the inboxes of these users, in order, whichever partition stores it. A mail to several users may be
-    in several; it goes on when it is the first in all of them."""
+    """UIN % `xius` → mail for the inboxes of these users, in order, whichever partition stores it; RoomID % `xius` → messages to
+    these rooms. A mail to several users may be in several; it goes on when it is the first in all of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +60,8 @@ class Batch:
     uins: list[int] = field(default_factory=list)
     """One receiver of each mail; of a mail to many all receivers."""
     many: bool = False
+    room: int = 0
+    """The key of a message to a room, which is none of its receivers; 0: the first receiver is the key."""
     ends: list[int] = field(default_factory=list)
     """End of each record in `data`."""
     types: bytearray = field(default_factory=bytearray)
@@ -82,6 +84,11 @@ class Batch:
     def count(self) -> int:
         """Number of records."""
         return len(self.positions)
+
+    @property
+    def keys(self) -> list[int]:
+        """The records' keys, which choose the partition of Xiu."""
+        return [self.room] if self.room else self.uins[:1] if self.many else self.uins
 
     def hold(self, data: bytes) -> None:
         """Set the records, all of them."""
@@ -163,11 +170,21 @@ def split(
     return batches, refused
 
 
+def batch_of_room(writer: Writer, position: int, mail: ev.RoomMail, partition: int, deadline: float) -> Batch:
+    """Batch of a message to a room for sessions. Its channel is the room's, so order is that of each room."""
+    batch = Batch(writer, Level.REPLICATED, partition, (mail.room % writer.xius,), deadline, [position], list(mail.uins), many=True)
+    batch.room, batch.open = mail.room, set(mail.uins)
+    batch.types.append(mail.record[TYPE_AT])
+    batch.ends.append(len(mail.record))
+    batch.hold(mail.record)
+    return batch
+
+
 def divide(batch: Batch, partition_of: Callable[[int], int]) -> list[Batch]:
     """Divide an unstored batch by the partitions of Xiu that store its mail now. The batch itself keeps a part; the others follow
-    it in its channels. A mail to many goes where its first receiver's mail goes."""
+    it in its channels. A mail to many goes where its first receiver's mail goes, or its room's."""
     if batch.many:
-        batch.partition = partition_of(batch.uins[0])
+        batch.partition = partition_of(batch.keys[0])
         return [batch]
     wanted: dict[int, list[int]] = {}
     for index, uin in enumerate(batch.uins):

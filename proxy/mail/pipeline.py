@@ -29,10 +29,10 @@ from pixiu.placement.split import SplitPartitions
 from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import SIZE_FIELD
 from proxy import mail_events as ev
-from proxy.mail.batches import Batch, Part, Writer, divide, parts_of, split, split_again
+from proxy.mail.batches import Batch, Part, Writer, batch_of_room, divide, parts_of, split, split_again
 from proxy.mail.pauses import Pauses
 from proxy.mail.requests import STALL_S, Link, Request, append_requests, store_requests, take_runs
-from proxy.mail.results import NEXT_LEADER, PERMANENT, STALE_WRITER, inboxes_grew, results_of_each, why_not
+from proxy.mail.results import DISK_FULL, NEXT_LEADER, PERMANENT, STALE_WRITER, inboxes_grew, results_of_each, why_not
 
 MAX_WAITING_BYTES: Final = 256 << 20
 """Bytes of all writers. Policy: a writer that sends more is ended with OVERLOADED."""
@@ -52,6 +52,7 @@ MOVED_SOON: Final = 50
 RETRY_MS: Final = 200
 CLOSED_PAUSE_S: Final = 0.01
 """Pause before an unopened child of Pi is asked again, seconds: it opens once it has learned the last of what its parent took."""
+TOO_MUCH_WAITS: Final = f"{MAX_WAITING_BYTES >> 20} MiB of mail wait in this proxy; send again later, or through another proxy"
 CHILD_S: Final = 1.0
 """Time for which an unopened child is asked, before its parent is, seconds."""
 
@@ -106,6 +107,7 @@ class MailCore:
         self._events.on(ev.WriterOpened, self._on_opened)
         self._events.on(ev.WriterClosed, self._on_closed)
         self._events.on(ev.MailReceived, self._on_mail)
+        self._events.on(ev.RoomMailReceived, self._on_room_mail)
         self._events.on(ev.StoresChanged, self._on_stores)
         self._events.on(ev.LinkUp, self._on_up)
         self._events.on(ev.LinkDown, self._on_down)
@@ -156,7 +158,7 @@ class MailCore:
 
     def _on_opened(self, event: ev.WriterOpened, now: float, out: list[ev.Effect]) -> None:
         refusal = ""
-        if not self._taken:
+        if not self._taken and not event.own:
             refusal = "this proxy does not accept mail (proxy.kinds); use another one"
         elif not self._knows_stores:
             text = "this proxy has only just started and has not read the cluster yet; use another one, or retry"
@@ -220,8 +222,7 @@ class MailCore:
         if wrong:
             self._end([writer], Refusal(errors.InvalidArgument.code, wrong), out)
         elif self._size + len(event.data) > MAX_WAITING_BYTES:
-            text = f"{MAX_WAITING_BYTES >> 20} MiB of mail wait in this proxy; send again later, or through another proxy"
-            self._end([writer], Refusal(errors.Overloaded.code, text, RETRY_MS), out)
+            self._end([writer], Refusal(errors.Overloaded.code, TOO_MUCH_WAITS, RETRY_MS), out)
         else:
             writer.expected += event.count
             self.counters.mails_in += event.count
@@ -236,14 +237,34 @@ class MailCore:
             if refused:
                 self._answer(writer, refused)
             for batch in batches:
-                if self._sizes.get(batch.partition, 0) + batch.size > self._share:
-                    name = f"Xiu partition {batch.partition}"
-                    text = (
-                        f"{self._share >> 20} MiB of mail for {name} wait in this proxy; send again later, or through another proxy"
-                    )
+                if text := self._no_space_for(batch):
                     self._end([writer], Refusal(errors.Overloaded.code, text, RETRY_MS), out)
                     return
                 self._start(batch)
+
+    def _on_room_mail(self, event: ev.RoomMailReceived, now: float, out: list[ev.Effect]) -> None:
+        """Take messages to rooms. What finds no space is refused alone: its writer is that of all rooms."""
+        writer = self._writers.get(event.stream)
+        if writer is None:
+            return
+        self.counters.mails_in += len(event.mails)
+        writer.expected = event.position + len(event.mails)
+        if not writer.batches:
+            writer.xius = self._xius
+        for position, mail in enumerate(event.mails, event.position):
+            batch = batch_of_room(writer, position, mail, self._xiu_split.of(mail.room), now + self._timeout_s)
+            text = TOO_MUCH_WAITS if self._size + batch.size > MAX_WAITING_BYTES else self._no_space_for(batch)
+            if text:
+                self._answer(writer, [ev.refused(position, Refusal(errors.Overloaded.code, text, RETRY_MS))])
+            else:
+                self._start(batch)
+
+    def _no_space_for(self, batch: Batch) -> str:
+        """Text if too much waits for the batch's partition of Xiu; empty: there is space."""
+        if self._sizes.get(batch.partition, 0) + batch.size <= self._share:
+            return ""
+        waits = f"{self._share >> 20} MiB of mail for Xiu partition {batch.partition} wait in this proxy"
+        return f"{waits}; send again later, or through another proxy"
 
     @property
     def _share(self) -> int:
@@ -462,7 +483,7 @@ class MailCore:
             pause = MOVED_PAUSE_S if parent.bounces <= MOVED_SOON else PAUSE_S
             parent.not_before = max(parent.not_before, now + pause)
         batches = (batch for batch in request.waiting if not batch.done)
-        return any(split.of(uin) != partition for batch in batches for uin in (batch.uins[:1] if batch.many else batch.uins))
+        return any(split.of(key) != partition for batch in batches for key in batch.keys)
 
     def _reroute_xius(self, partitions: Iterable[int]) -> None:
         """Move what waits for these partitions to those that store it now."""
@@ -622,7 +643,7 @@ class MailCore:
         for at, uin in enumerate(part.uins):
             if not results or results[at] > 0:
                 batch.open.discard(uin)
-            else:
+            elif batch.refused is None or results[at] == DISK_FULL:  # the sender may try that again; a full inbox stays so
                 batch.refused = why_not(results[at])
         if batch.pending:
             return

@@ -161,6 +161,8 @@ class MailService(mail_pb2_grpc.MailerServicer):
         self._confirming = OneAtATime(context.metrics.histogram("pixiu_mail_confirm_seconds", CONFIRM))
         self._enter_effects()
         self._streams: ServedStreams[WriterStream] = ServedStreams(MAX_PUBLISHERS, "this proxy has %d writers of mail")
+        self.own_writer: Callable[[ev.Answer | ev.EndWriter], None] = lambda _effect: None
+        """Takes what concerns streams that no client opened: those of the proxy's own writer."""
         self._link_numbers = itertools.count(1)
         self._links: dict[ev.Store, StoreLink] = {}
 
@@ -187,6 +189,10 @@ class MailService(mail_pb2_grpc.MailerServicer):
         for stream in self._streams.values():
             stream.served.end("this proxy stops")
         await asyncio.gather(*(link.close() for link in self._links.values()), self.notices.stop())
+
+    def next_stream(self) -> int:
+        """Number a stream of the proxy's own writer."""
+        return next(self._streams.numbers)
 
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""
@@ -310,11 +316,15 @@ class MailService(mail_pb2_grpc.MailerServicer):
         stream = self._streams.get(effect.stream)
         if stream is not None:
             stream.answered(effect)
+        else:
+            self.own_writer(effect)
 
     def _end_writer(self, effect: ev.EndWriter) -> None:
         stream = self._streams.get(effect.stream)
         if stream is not None:
             stream.refuse(effect.why)
+        else:
+            self.own_writer(effect)
 
     def _connect(self, effect: ev.Connect) -> None:
         self._links[effect.store] = StoreLink(

@@ -44,9 +44,15 @@ def replica_of_copy(replicas: Sequence[ev.Replica], signal: int, copy: int) -> i
 
 
 class AwaitedSignals:
-    """Signals whose delivery a stream waits for, by SnowflakeID, with the gateways already reported to it."""
+    """Signals whose delivery a stream waits for, by SnowflakeID, with the gateways already reported to it.
 
-    def __init__(self, generation: int = AWAITED_GENERATION) -> None:
+    Args:
+        generation: signals in a generation.
+        receipts: False if the gateways belong to another cluster, whose proxies alone hear from them.
+    """
+
+    def __init__(self, generation: int = AWAITED_GENERATION, *, receipts: bool = True) -> None:
+        self.receipts = receipts
         self._generation = generation
         self._streams: dict[int, tuple[int, ...]] = {}
         """SnowflakeID → the stream, then the gateways reported to it."""
