@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
+from cluster.access.kicks import Kick, kick_of
 from cluster.access.logins import guard_of
 from cluster.core.contract import END_OF_TURN, TICK, RecordsReceived, Settled
 from cluster.core.role import RoleShell, Runner, totals
@@ -47,6 +49,7 @@ from gateway.numbers import GatewayNumbers
 from gateway.options import Options
 from gateway.retained.client import RetainedClient
 from gateway.retained.page import retained
+from gateway.sessions.operating import away, forget
 from gateway.sessions.service import RENEW_S, Sessions
 from gateway.sessions.store import SessionStore
 from gateway.tickets.client import TicketClient
@@ -153,7 +156,7 @@ class Service(RoleShell):
         context.streams.serve(DELIVER, delivery_pb2.DeliveryBatch.FromString, self._mail.deliver)
         context.metrics.collect_from(self._samples)
         context.pages["/connections"] = self._clients.page
-        context.queries["/sessions"] = partial(sessions, self._clients.everybody)
+        context.queries["/sessions"] = self._sessions_page
         context.queries["/retained"] = partial(retained, self._retained.listing)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
 
@@ -213,8 +216,8 @@ class Service(RoleShell):
         """Start to accept clients."""
         if self._guard is not None:
             self._guard.start()
-            self._kicks.start()
             self._revocations.start()
+        self._kicks.start()
         await self._listeners.start()
         self.every(KEYS_S, self._look_at_digest_keys)
         self.every(RENEW_S, self._sessions.renew)
@@ -240,8 +243,8 @@ class Service(RoleShell):
         await self._sessions.close()
         await self._store.close()
         await self._kept.close()
+        await self._kicks.stop()
         if self._guard is not None:
-            await self._kicks.stop()
             await self._revocations.stop()
             await self._guard.close()
         if self._tickets is not None:
@@ -381,8 +384,28 @@ class Service(RoleShell):
             self._wills.runner.step(DeviceOpened(event.connection, event.uin, event.device))
 
     def _kick(self, request: str) -> None:
+        kick = kick_of(request)
         if self._guard is not None:
             self._guard.kick(request)
+        elif kick is not None and kick.client and not kick.user:
+            self._clients.client_ids.end(kick.client, "an operator ended the session")
+        if kick is not None and kick.forget and self._sessions.serves and self._is_lowest():
+            self._sessions.run(self._forget(kick))
+
+    async def _forget(self, kick: Kick) -> None:
+        """Remove a client's sessions. One gateway does it, for all."""
+        found, problem = await forget(self._sessions, self._kept, self._store, kick.client, kick.user)
+        self._context.audit.write("session_forgotten", client=kick.client, user=kick.user, sessions=found, error=problem)
+
+    def _is_lowest(self) -> bool:
+        """True if no Running gateway has a lower endpoint."""
+        running = [node.endpoint for node in self._context.view.running("gateway")]
+        return bool(running) and min(running) == self._context.endpoint_id
+
+    async def _sessions_page(self, query: Mapping[str, str]) -> dict[str, object]:
+        if query.get("away"):
+            return await away(self._kept, self._store, query)
+        return await sessions(self._clients.everybody, query)
 
     def _end_revoked(self, request: str) -> None:
         if self._guard is not None:

@@ -1,6 +1,7 @@
 """An operator's request to end sessions: those of a user, those opened with one key, certificate or authenticator, or all. Pure.
 
     {"user": "alice"}   {"by": "jwt", "signed_by": "2026-a"}   {"by": "callback"}   {"everybody": true}   {"client": "sensor-7"}
+    {"client": "sensor-7", "forget": true}
 
 Source: docs/security.md, "Ending sessions".
 """
@@ -19,7 +20,8 @@ AUTHENTICATORS: Final = ("jwt", "password", "certificate", "callback")
 
 @dataclass(frozen=True, slots=True)
 class Kick:
-    """A request. One of `user`, `by` and `everybody` is given; `signed_by` restricts `by` to one key, or serial number."""
+    """A request. One of `user` or `client` (or both), `by`, and `everybody` is given; `signed_by` restricts `by` to one key, or
+    serial number."""
 
     user: str = ""
     """Name or UIN."""
@@ -27,12 +29,16 @@ class Kick:
     signed_by: str = ""
     everybody: bool = False
     client: str = ""
-    """Client ID, of any user."""
+    """Client ID; without `user` of any user."""
+    forget: bool = False
+    """True if the client's session of MQTT is removed, too."""
 
     def check(self) -> None:
         """Raise `InvalidArgument` if the request is invalid."""
-        if sum((bool(self.user), bool(self.by), self.everybody, bool(self.client))) != 1:
-            raise InvalidArgument("give one of: USER (a name or a UIN), --client, --by, --all")
+        if sum((bool(self.user or self.client), bool(self.by), self.everybody)) != 1:
+            raise InvalidArgument("give one of: USER (a name or a UIN) or --client or both, --by, --all")
+        if self.forget and not self.client:
+            raise InvalidArgument("--forget: goes with --client, whose session is removed")
         if self.by and self.by not in AUTHENTICATORS:
             raise InvalidArgument(f"--by {self.by}: must be one of {', '.join(AUTHENTICATORS)}")
         if self.signed_by and self.by not in ("jwt", "certificate"):
@@ -40,11 +46,10 @@ class Kick:
 
     def fits(self, identity: Identity, client: str = "") -> bool:
         """True if the request applies to an identity, with this client ID."""
-        if self.client:
-            return self.client == client
-        if self.user:
+        if self.client or self.user:
             # A service has no UIN, and is selected by its name.
-            return self.user in (identity.user, str(identity.uin or identity.user))
+            meant = not self.user or self.user in (identity.user, str(identity.uin or identity.user))
+            return meant and self.client in ("", client)
         if not self.by:
             return self.everybody
         return identity.by == self.by and self.signed_by in ("", identity.signed_by, identity.proof)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeVar
 
@@ -32,6 +32,7 @@ MAX_WAITING: Final = 100_000
 PUT_TIMEOUT_S: Final = 12.0
 """Time for one call: a router waits 10 s for its peers and the brokers."""
 MATCH_TIMEOUT_S: Final = 2.0
+LIST_TIMEOUT_S: Final = 5.0
 RETRY_S: Final = 0.1
 RETRY_MS: Final = 1_000
 BUSY: Final = "too many kept filters wait for the routers; try again later"
@@ -125,6 +126,17 @@ class KeptClient:
                 attempt += 1
             return [done[index] for index in range(len(questions))]
 
+    async def listed(self) -> AsyncIterator[list[kept_pb2.KeptEntry]]:
+        """Yield what is kept, partition by partition, in slices; removed entries, too. Raises `Unavailable`."""
+        for partition in range(self._routers.partitions):
+            after = b""
+            while True:
+                found = await self._list(partition, after)
+                yield list(found.entries)
+                after = found.next
+                if not after:
+                    break
+
     async def close(self) -> None:
         """Close the channels. Calls that wait fail."""
         await self._routers.close()
@@ -174,6 +186,21 @@ class KeptClient:
             return list((await kept_pb2_grpc.KeptStub(channel).Match(request, timeout=MATCH_TIMEOUT_S)).answers)
 
         return await self._call(partition, ask, len(questions), attempt)
+
+    async def _list(self, partition: int, after: bytes) -> kept_pb2.KeptList:
+        request, until, attempt = kept_pb2.KeptListRequest(after=after), time.monotonic() + self._timeout_s, 0
+
+        async def ask(channel: grpc.aio.Channel) -> list[kept_pb2.KeptList]:
+            return [await kept_pb2_grpc.KeptStub(channel).List(request, timeout=LIST_TIMEOUT_S)]
+
+        while True:
+            found = await self._call(partition, ask, 1, attempt)
+            if not isinstance(found, Unavailable):
+                return found[0]
+            if time.monotonic() >= until:
+                raise found
+            await asyncio.sleep(RETRY_S)
+            attempt += 1
 
     async def _call(
         self, partition: int, ask: Callable[[grpc.aio.Channel], Awaitable[list[A]]], count: int, attempt: int

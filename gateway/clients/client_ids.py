@@ -47,6 +47,11 @@ class ClientIDs:
         self._forget_old()
         return self._remembered.pop(client_id, (0.0, {}))[1]
 
+    def end(self, client_id: str, text: str) -> None:
+        """End the connection of a client ID, if there is one."""
+        if (connection := self._connections.get(client_id)) is not None:
+            connection.end(CloseReason.LOGIN_OVER, text)
+
     def _forget_old(self) -> None:
         now = self._now()
         while self._remembered and next(iter(self._remembered.values()))[0] <= now:

@@ -70,11 +70,6 @@ class SessionNote:
     """Unix milliseconds of the end of its last connection; 0: unknown, or it is connected."""
     filters: list[SessionFilter] = field(default_factory=list)
 
-    def is_over(self, now_ms: int) -> bool:
-        """True if it ended and its expiry is over. `now_ms`: Unix milliseconds."""
-        ended = self.ended_at_ms > 0 and self.expiry_s != NEVER_EXPIRES
-        return ended and now_ms >= self.ended_at_ms + self.expiry_s * 1000
-
     def encode(self) -> bytes:
         """Encode as a note. Raises LimitError: too many filters, or too many bytes of them."""
         if len(self.filters) > MAX_FILTERS:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -118,17 +119,24 @@ def kick(
     ] = "",
     everybody: Annotated[bool, typer.Option("--all", help="Everybody who has logged in.")] = False,
     client: Annotated[str, typer.Option(help="The clients with this ID, as `pixiu sessions` shows it.", metavar="ID")] = "",
+    forget: Annotated[
+        bool, typer.Option("--forget", help="With --client: remove its session and what waits for it, too, connected or not.")
+    ] = False,
 ) -> None:
     """End sessions: of a user, of a client ID, of everybody who logged in by one authenticator or one key, or of everybody.
     They may log in again, unless a rule, the password file or the key set forbids it."""
     from cluster.access.kicks import Kick
 
-    kick_ = Kick(user, by, key, everybody, client)
+    kick_ = Kick(user, by, key, everybody, client, forget)
     kick_.check()
     asyncio.run(_kick(target, kick_.text()))
+    if forget:  # of whoever was back before the session was removed: it must begin anew
+        asyncio.run(_kick(target, replace(kick_, forget=False).text()))
     signed = f" ({key})" if key else ""
-    who = user or (f"the client {client}" if client else f"all who came by {by}{signed}" if by else "everybody")
-    print_text(f"all gateways and proxies were notified to end the sessions of {who}")
+    of_client = f"the client {client}{f' of {user}' if user else ''}"
+    who = of_client if client else user or (f"all who came by {by}{signed}" if by else "everybody")
+    what = "remove" if forget else "end"
+    print_text(f"all gateways and proxies were notified to {what} the sessions of {who}")
 
 
 async def _kick(target: str, request: str) -> None:

@@ -12,6 +12,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn, ParamSpec, TypeVar
 
 import typer
@@ -93,6 +94,11 @@ def print_anywhere() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def shown_time(unix_ms: int) -> str:
+    """Format a time of the cluster, in UTC."""
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def visible(text: str) -> str:

@@ -18,10 +18,12 @@ from rich.table import Table
 from pixiu.discovery.node import Node
 from pixiu.errors import Unavailable
 from tools.cli.http import fetch
-from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json, visible
-from tools.cli.status import read_registry
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json, print_text, shown_time, visible
+from tools.cli.status import ask_gateway, read_registry
 
 MAX_SHOWN: Final = 1000
+AWAY_S: Final = 120.0
+"""Time limit of a gateway that asks routers and stores for all sessions, seconds."""
 
 
 class Sort(StrEnum):
@@ -38,10 +40,15 @@ def sessions(
     client: Annotated[str, typer.Option(help="Only clients whose ID contains this.", metavar="TEXT")] = "",
     sort: Annotated[Sort, typer.Option(help="Largest first.")] = Sort.BACKLOG,
     limit: Annotated[int, typer.Option(help="Number of clients shown.", min=1, max=MAX_SHOWN)] = 20,
+    away: Annotated[bool, typer.Option("--away", help="Sessions of MQTT that have outlived their connections instead.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List clients of gateways: bytes that wait for each, messages that it has not acknowledged, messages dropped for it, and
-    why it is not read from. `pixiu kick --client ID` ends one."""
+    why it is not read from. `pixiu kick --client ID` ends one; with --forget it removes what has outlived its connection, too."""
+    if away:
+        query = {"away": "1", "client": client, "limit": str(limit)}
+        _show_away(asyncio.run(ask_gateway(target, "/sessions", query, "problems", AWAY_S)), as_json)
+        return
     found, silent = asyncio.run(_ask(target, {"client": client, "sort": sort.value, "limit": str(limit)}))
     shown = heapq.nlargest(limit, found, key=lambda each: (each[sort.value], -each["id"]))
     if as_json:
@@ -57,6 +64,23 @@ def sessions(
         console().print(table)
     if silent:
         raise Unavailable(f"gateways that do not answer: {', '.join(silent)}; look at `pixiu status`")
+
+
+def _show_away(said: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(said)
+        return
+    table = Table(box=None)
+    for name in ("client", "user", "filters", "waiting", "lost", "expires"):
+        table.add_column(name)
+    for each in said["sessions"]:
+        numbers = [str(each[name]) for name in ("user", "filters", "waiting", "lost")]
+        table.add_row(visible(each["client"]), *numbers, shown_time(each["expires_at_ms"]))
+    console().print(table)
+    if len(said["sessions"]) < said["matching"]:
+        print_text(f"{said['matching']} sessions are away: --limit shows more")
+    for problem in said["problems"]:
+        print_text(visible(problem))
 
 
 async def _ask(target: str, query: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:

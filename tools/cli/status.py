@@ -9,8 +9,10 @@ import asyncio
 import json
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 from rich.console import Group, RenderableType
@@ -24,9 +26,9 @@ from pixiu.discovery.paths import DOUBLED_ROLES, PARTITIONED_ROLES, doubling
 from pixiu.discovery.reachable import check_reachable
 from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.view import View
-from pixiu.errors import InvalidArgument
+from pixiu.errors import InvalidArgument, Unavailable
 from tools.cli.doublings import DoublingStatus, doublings_of, phase_of, tool_of
-from tools.cli.http import fetch, samples
+from tools.cli.http import TIMEOUT_S, fetch, samples
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
 from tools.cli.replicas import ReplicaStatus, read_replica, replica_problems, replica_table
 
@@ -142,6 +144,25 @@ def lost_hosts(processes: list[ProcessStatus]) -> dict[str, int]:
     for process in processes:
         hosts.setdefault(process.node.host, {})[process.node.process] = process.silent
     return {host: len(silent) for host, silent in hosts.items() if all(silent.values()) and len(silent) > 1 and len(hosts) > 1}
+
+
+async def ask_gateway(
+    target: str, page: str, query: Mapping[str, str], wanted: str, timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
+    """Ask gateways for a page about the whole cluster until one answers with the key `wanted`. Raises `Unavailable`."""
+    _, view, _ = await read_registry(target)
+    problem = "none is registered"
+    for node in view.of_role("gateway"):
+        try:
+            _, body = await fetch(node.host, node.http_port, f"{page}?{urlencode(query)}", timeout_s)
+            found: dict[str, Any] = json.loads(body)
+        except (OSError, ValueError) as error:
+            problem = f"{node.host}:{node.http_port}: {error}"
+            continue
+        if wanted in found:
+            return found
+        problem = str(found.get("error", "it has no such page"))
+    raise Unavailable(f"no gateway answers {page} now ({problem}); look at `pixiu status`")
 
 
 async def read_registry(target: str) -> tuple[str, View, dict[str, dict[str, object]]]:

@@ -9,8 +9,8 @@ user. So whatever repairs memberships (digests, listings, floors) repairs relay 
     value   61 bits connect time | takes mail | takes messages | is a login    connect time: see `gateway.membership.hybrid_clock`
 
 A connection that is not a login is neither online nor subject to the login policy. It is a service that reads rooms, reported only
-if rooms' messages go through relays; or, if it takes mail, the inbox of a session of MQTT that outlives its connection, whose user is
-no person.
+if rooms' messages go through relays; or, if it takes mail, the inbox of a session of MQTT that outlives its connection, whose user
+is no person.
 
 Among a device's entries the one with the highest connect time is the *current* one, ties by instance.
 

@@ -60,6 +60,10 @@ async def test_sessions_are_counted_bounded_and_ended(tmp_path: Path, guards: Ca
     service.close()
     sensor = guard.open(Identity("dora", 10), "10.0.0.3", "sensor-7", ended.append)
     assert guard.kick(Kick(client="sensor-8").text()) == 0
+    assert guard.kick(Kick("carol", client="sensor-7").text()) == 0
+    assert guard.kick(Kick("dora", client="sensor-8").text()) == 0
+    assert guard.kick(Kick("dora", forget=True).text()) == 0, "only of a client"
+    assert guard.kick(Kick("10", client="sensor-7", forget=True).text()) == 1
     assert guard.kick(Kick(client="sensor-7").text()) == 1
     assert not sensor.allows(SUBSCRIBE, -10)
     sensor.close()

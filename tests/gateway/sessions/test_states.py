@@ -61,13 +61,6 @@ def test_equal_tables_have_equal_bytes() -> None:
     assert released(3, 1, 2).encode() == released(2, 3, 1).encode()
 
 
-def test_a_session_is_over_when_its_expiry_has_passed_since_its_connection_ended() -> None:
-    assert not NOTE.is_over(5_000 + 3_599_999)
-    assert NOTE.is_over(5_000 + 3_600_000)
-    assert not SessionNote("x", 1, 3600).is_over(1 << 60), "when its last connection ended is not known"
-    assert not SessionNote("x", 1, NEVER_EXPIRES, connected=False, ended_at_ms=5).is_over(1 << 60)
-
-
 def test_what_is_too_much_is_refused_before_it_is_stored() -> None:
     with pytest.raises(LimitError, match="1000 filters"):
         SessionNote("x", 1, 1, filters=[SessionFilter("a", 1)] * (MAX_FILTERS + 1)).encode()
