@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 SEES: Final[dict[str, tuple[str, ...]]] = {
-    "proxy": ("proxy", "gateway", "broker", "relay", "xiu", "pi", "topic", "admin"),
-    "gateway": ("proxy", "router", "broker", "relay"),
+    "proxy": ("proxy", "gateway", "router", "broker", "relay", "xiu", "pi", "topic", "admin"),
+    "gateway": ("proxy", "router", "broker", "relay", "pi"),
     "router": ("gateway", "router", "broker"),
     "broker": ("proxy", "gateway", "router", "broker", "relay"),
     "relay": ("proxy", "gateway", "broker", "relay", "xiu", "pi"),
