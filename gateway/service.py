@@ -136,7 +136,10 @@ class Service(RoleShell):
         self._sessions = Sessions(
             self._store,
             self._kept,
-            serves=lambda: self._store.available and self._clients.serves_mail and not self._through_relays,
+            # Relays take the word of a gateway for a user's connection only with a ticket, which a session's inbox has none of.
+            serves=lambda: (
+                self._store.available and self._clients.serves_mail and not self._through_relays and self._tickets is None
+            ),
             max_expiry_s=lambda: self._options.max_session_expiry_s,
             topics=topics,
             vrooms=self._vrooms,
