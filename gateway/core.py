@@ -415,7 +415,9 @@ class Core(EventTable[ev.Effect]):
             self.users.announce(opened, now)
         if event.session:
             self.confirming.sessions[event.connection] = event.session
-            opened = self.devices.opened(-event.connection, event.session, SESSION_DEVICE, 0, event.wall_ms, name=event.name)
+            opened = self.devices.opened(
+                -event.connection, event.session, SESSION_DEVICE, 0, event.wall_ms, login=False, name=event.name
+            )
             self.users.announce(self.devices.join(-event.connection, mail=True) or opened, now)
 
     def _speaks_mqtt(self, connection: int) -> bool:

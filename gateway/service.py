@@ -136,10 +136,7 @@ class Service(RoleShell):
         self._sessions = Sessions(
             self._store,
             self._kept,
-            # Relays take the word of a gateway for a user's connection only with a ticket, which a session's inbox has none of.
-            serves=lambda: (
-                self._store.available and self._clients.serves_mail and not self._through_relays and self._tickets is None
-            ),
+            serves=lambda: self._store.available and self._clients.serves_mail and not self._through_relays,
             max_expiry_s=lambda: self._options.max_session_expiry_s,
             topics=topics,
             vrooms=self._vrooms,
@@ -205,7 +202,7 @@ class Service(RoleShell):
             uniform=random.random,
             is_crowd=self._clients.newcomers.is_crowd,
             unix_ms=lambda: time.time_ns() // 1_000_000,
-            ticket_of=self._held_tickets.of if self._tickets is not None else None,
+            ticket_of=self._tickets.of if self._tickets is not None else None,
         )
         self._wills.start(found.instance, found.generation, self._context.links)
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=options.mqtt_host, mqtt_port=port)

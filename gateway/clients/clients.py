@@ -61,8 +61,9 @@ RETRY_SPREAD_S: Final = 1.0
 class TicketSource(Protocol):
     """Gets login tickets; see `gateway.tickets.client.TicketClient`."""
 
-    async def admit(self, credentials: Credentials, identity: Identity) -> Identity:
-        """Get a ticket for a login; returns its identity, which ends before the ticket does. Raises `PixiuError`."""
+    async def admit(self, credentials: Credentials, identity: Identity, session_client: str = "") -> Identity:
+        """Get a ticket for a login, and for a client's session that outlives its connection; returns its identity, which ends
+        before they do. Raises `PixiuError`."""
 
 
 class Pending(Protocol):

@@ -133,7 +133,8 @@ class Login:
             if identity is None:
                 identity = await guard.check(credentials)
             if self._clients.tickets is not None:
-                identity = await self._clients.tickets.admit(credentials, identity)
+                session_client = (connect.client_id or self._client.assigned_id) if self._keeps(connect) else ""
+                identity = await self._clients.tickets.admit(credentials, identity, session_client)
             access = open_user(guard, identity, credentials.address, credentials.client_id, self._client.login_over)
             self._client.access = access
             await self._ask_about_will(access, connect)

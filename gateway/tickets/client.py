@@ -26,10 +26,10 @@ from cluster.rpc.methods import TICKETS
 from cluster.trust.identity import Credentials, Identity
 from cluster.trust.tickets import SHOWN, TICKET_BYTES
 from cluster.wire.v1 import tickets_pb2
-from gateway.tickets.held import Tickets, session_end
+from gateway.tickets.held import NONE, Tickets, session_end
 from pixiu.discovery.node import Node
 from pixiu.errors import NotAuthenticated, Overloaded, Unavailable, error_of_code
-from pixiu.ids import EndpointID
+from pixiu.ids import EndpointID, session_uin
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.duplex import Duplex, StreamEnded
 
@@ -166,6 +166,8 @@ class TicketClient:
         unix_s: Callable[[], float] = time.time,
     ) -> None:
         self.tickets, self.framed, self.changed = tickets, framed, changed
+        self.sessions = Tickets()
+        """Of sessions of MQTT that outlive their connections: relays want them, proxies are not shown them."""
         self._guard, self._crash, self._unix_s = guard, crash, unix_s
         self.numbers = itertools.count(1)
         self._streams: dict[EndpointID, _Stream] = {}
@@ -188,26 +190,39 @@ class TicketClient:
         stream = self._streams.get(proxy)
         return stream is not None and stream.ready
 
-    async def admit(self, credentials: Credentials, identity: Identity) -> Identity:
+    def of(self, uin: int) -> bytes:
+        """The ticket that goes with reports of a user, or a session, to relays."""
+        ticket = self.tickets.of(uin)
+        return ticket if ticket is not NONE else self.sessions.of(uin)
+
+    async def admit(self, credentials: Credentials, identity: Identity, session_client: str = "") -> Identity:
         """Get a ticket for a login that this gateway has checked. Returns its identity, which ends before the ticket does.
+
+        session_client: client ID of a session that outlives the connection, which gets one of its own; empty: there is none.
 
         Raises `Unavailable` or `Overloaded`, which may be tried again, and what a proxy refuses the login with.
         """
         if not identity.uin:
             return identity  # a service, which is refused in any case
-        ticket = self.tickets.usable(identity.uin, identity.expires_at, self._unix_s())
-        if ticket is None:
+        now, session = self._unix_s(), session_uin(identity.uin, session_client) if session_client else 0
+        ticket = self.tickets.usable(identity.uin, identity.expires_at, now)
+        of_session = self.sessions.usable(session, identity.expires_at, now) if session else ticket
+        if ticket is None or of_session is None:
             if self._asking >= MAX_WAITING:
                 raise Overloaded("too many logins wait for the proxies", RETRY_MS)
             self._asking += 1
             try:
-                ticket = await self._get(credentials, identity)
+                reply = await self._get(credentials, identity, session_client)
             finally:
                 self._asking -= 1
-        return replace(identity, expires_at=session_end(ticket, identity.expires_at))
+            ticket = of_session = reply.ticket
+            if session:
+                self.sessions.put(session, reply.session_ticket, now)
+        ends = min(session_end(ticket, identity.expires_at), session_end(of_session, identity.expires_at))
+        return replace(identity, expires_at=ends)
 
-    async def _get(self, credentials: Credentials, identity: Identity) -> bytes:
-        reply, signer = await self._ask(credentials)
+    async def _get(self, credentials: Credentials, identity: Identity, session_client: str) -> Reply:
+        reply, signer = await self._ask(credentials, session_client)
         if reply.error_code:
             error = error_of_code(reply.error_code, reply.error_text, reply.retry_after_ms)
             if isinstance(error, NotAuthenticated):
@@ -216,11 +231,13 @@ class TicketClient:
             raise error
         if reply.uin != identity.uin or len(reply.ticket) != TICKET_BYTES:
             raise NotAuthenticated(OTHER_USER)
+        if session_client and len(reply.session_ticket) != TICKET_BYTES:
+            raise Unavailable("the proxy signs no tickets for sessions")
         self.tickets.put(reply.uin, reply.ticket, self._unix_s())
         await self._show(SHOWN.pack(reply.uin, reply.ticket), [each for each in self._streams.values() if each is not signer])
-        return reply.ticket
+        return reply
 
-    async def _ask(self, credentials: Credentials) -> tuple[Reply, _Stream]:
+    async def _ask(self, credentials: Credentials, session_client: str) -> tuple[Reply, _Stream]:
         """Ask one proxy; another one if the stream to it ends."""
         self.asked += 1
         login = tickets_pb2.LoginCredentials(
@@ -231,7 +248,7 @@ class TicketClient:
         random.shuffle(streams)
         for stream in streams[:2]:
             try:
-                return await stream.ask(tickets_pb2.TicketRequest(login=login), ASK_S), stream
+                return await stream.ask(tickets_pb2.TicketRequest(login=login, session_client=session_client), ASK_S), stream
             except StreamEnded:
                 continue
             except TimeoutError:
@@ -267,6 +284,7 @@ class TicketClient:
         """Samples for metrics."""
         return {
             "tickets": len(self.tickets),
+            "session_tickets": len(self.sessions),
             "tickets_asked_total": self.asked,
             "tickets_void_total": self.voided,
             "ticket_proxies": sum(stream.ready for stream in self._streams.values()),

@@ -28,7 +28,7 @@ from cluster.trust.identity import Credentials, Identity, machine_of
 from cluster.trust.tickets import GRACE_S, MAX_TICKET_S, SHOWN, shown_of, sign
 from cluster.wire.v1 import tickets_pb2
 from pixiu.errors import InvalidArgument, NotAllowed, PixiuError, Refusal, Unavailable
-from pixiu.ids import EndpointID, hex_id
+from pixiu.ids import EndpointID, hex_id, session_uin
 from pixiu.rpc.duplex import Duplex
 from proxy.publishers.sender_tickets import SenderTickets
 
@@ -179,13 +179,13 @@ class TicketIssuer:
         reply = tickets_pb2.TicketReply(number=request.number)
         try:
             identity = await self._check(stream, request.login)
-            ticket = self._sign(stream, identity)
+            ticket, session_ticket = self._sign(stream, identity, request.session_client)
         except PixiuError as error:
             self.refused += 1
             reply.error_code, reply.error_text, reply.retry_after_ms = Refusal.of(error)
         else:
             self.signed += 1
-            reply.uin, reply.ticket = identity.uin, ticket
+            reply.uin, reply.ticket, reply.session_ticket = identity.uin, ticket, session_ticket
             self._senders.show(stream.gateway, stream.run, [(identity.uin, ticket)])
         stream.say(reply)
 
@@ -199,11 +199,14 @@ class TicketIssuer:
         payer = f"{machine_of(login.address)} at gateway {hex_id(stream.gateway)}"
         return await self._guard.check(Credentials(login.user, login.secret, login.client_id, login.address, certificate, payer))
 
-    def _sign(self, stream: _Stream, identity: Identity) -> bytes:
+    def _sign(self, stream: _Stream, identity: Identity, session_client: str) -> tuple[bytes, bytes]:
+        """Sign a ticket, and one of a client's session; empty without its ID."""
         keys, now = self._keys(), self._unix_s()
         if not keys:
             raise Unavailable("this proxy cannot read the keys of login tickets: /health has the reason")
         if not identity.uin:
             raise NotAllowed("this login has no UIN: services publish at proxies, only users connect to gateways")
         until = min(now + MAX_TICKET_S * random.uniform(1.0 - SPREAD, 1.0), identity.expires_at + GRACE_S)
-        return sign(keys[0], identity.uin, stream.run, int(until))
+        users = (identity.uin, session_uin(identity.uin, session_client)) if session_client else (identity.uin,)
+        ticket, *more = [sign(keys[0], uin, stream.run, int(until)) for uin in users]
+        return ticket, more[0] if more else b""

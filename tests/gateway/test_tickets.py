@@ -18,23 +18,24 @@ from cluster.rpc.framed_listener import FramedListener
 from cluster.rpc.methods import TICKETS
 from cluster.trust.audit import Audit
 from cluster.trust.identity import NEVER_S, Credentials, Identity
-from cluster.trust.tickets import GRACE_S, MAX_TICKET_S, SHOWN, sign
+from cluster.trust.tickets import GRACE_S, MAX_TICKET_S, SHOWN, sign, signer
 from cluster.wire.v1 import tickets_pb2
 from gateway.tickets import client as ticket_client
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import NONE, Tickets, session_end
 from pixiu.discovery.node import Node, NodeState
 from pixiu.errors import NotAuthenticated, Overloaded, PixiuError, Unavailable
-from pixiu.ids import EndpointID
+from pixiu.ids import EndpointID, session_uin
 from pixiu.rpc.duplex import StreamEnded
 from tests.support.logins import Logins
 from tests.support.waiting import until
 
 NOW = 1_800_000_000
+KEY, RUN = b"k" * 32, 9
 
 
 def ticket(uin: int, until: int) -> bytes:
-    return sign(b"k" * 32, uin, 9, until)
+    return sign(KEY, uin, RUN, until)
 
 
 # --- what is held
@@ -108,7 +109,10 @@ class Proxy:
                 self.shown[uin] = shown
             if request.HasField("login"):
                 self.logins.append(request.login)
-                reply.uin, reply.ticket = 7, ticket(7, int(time.time()) + self.lasts_s)
+                until = int(time.time()) + self.lasts_s
+                reply.uin, reply.ticket = 7, ticket(7, until)
+                if request.session_client:
+                    reply.session_ticket = ticket(session_uin(7, request.session_client), until)
                 self.says(reply)
                 if not reply.error_code:
                     self.shown[7] = reply.ticket
@@ -135,8 +139,9 @@ class Bench:
         self.client.set_proxies(proxy.node for proxy in self.proxies[:count])
         await until(lambda: sum(self.ready()) == count)
 
-    async def admit(self) -> Identity:
-        return await self.client.admit(Credentials("alice", "the-secret", "device", "10.0.0.9"), Identity("alice", 7))
+    async def admit(self, session_client: str = "") -> Identity:
+        credentials = Credentials("alice", "the-secret", "device", "10.0.0.9")
+        return await self.client.admit(credentials, Identity("alice", 7), session_client)
 
 
 @asynccontextmanager
@@ -168,6 +173,27 @@ async def test_a_login_is_let_in_when_every_proxy_has_its_ticket(tmp_path: Path)
         assert (login.user, login.secret, login.client_id, login.address) == ("alice", "the-secret", "device", "10.0.0.9")
         await bench.admit()
         assert bench.client.asked == 1, "the user's ticket lasts"
+
+
+async def test_a_session_has_a_ticket_of_its_own_that_no_proxy_is_shown(tmp_path: Path) -> None:
+    async with world(tmp_path) as bench:
+        await bench.connect()
+        await bench.admit()
+        for client in ("meter", "meter", "other"):
+            await bench.admit(client)
+        assert bench.client.asked == 3, "the ticket of a client's session lasts, and is not another one's"
+        for client in ("meter", "other"):
+            number = session_uin(7, client)
+            held = bench.client.of(number)
+            assert signer((KEY,), held, number, RUN, time.time()) == KEY
+            assert bench.held.of(number) == NONE
+            assert all(number not in proxy.shown for proxy in bench.proxies)
+        assert bench.client.of(7) == bench.held.of(7)
+        assert bench.client.of(session_uin(8, "meter")) == NONE
+        for proxy in bench.proxies:
+            proxy.says = lambda reply: reply.ClearField("session_ticket")
+        with pytest.raises(Unavailable):
+            await bench.admit("third")
 
 
 async def test_a_new_proxy_is_shown_everything_before_messages_go_through_it(tmp_path: Path) -> None:

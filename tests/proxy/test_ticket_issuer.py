@@ -26,7 +26,7 @@ from cluster.trust.tickets import GRACE_S, MAX_TICKET_S, SHOWN, sign, signer, un
 from cluster.wire.v1 import tickets_pb2
 from pixiu.discovery.node import Node, NodeState
 from pixiu.errors import NotAuthenticated
-from pixiu.ids import EndpointID
+from pixiu.ids import EndpointID, session_uin
 from pixiu.rpc.duplex import StreamEnded
 from proxy.publishers import sender_tickets, ticket_issuer
 from proxy.publishers.sender_tickets import SenderTickets
@@ -96,10 +96,16 @@ async def test_a_token_gets_a_ticket_for_its_user_at_this_gateway_until_it_ends(
         assert signer((KEY,), reply.ticket, 7, RUN, now) == KEY
         assert signer((KEY,), reply.ticket, 7, RUN + 1, now) is None
         assert 290 < until_of(reply.ticket) - now - GRACE_S <= 310
+        assert not reply.session_ticket
+        request = bench.login(user="carol", secret="carols-password")
+        request.session_client = "meter"
+        session = await ask(call, request)
+        assert signer((KEY,), session.session_ticket, session_uin(9, "meter"), RUN, now) == KEY
+        assert until_of(session.session_ticket) == until_of(session.ticket)
         reply = await ask(call, bench.login(user="carol", secret="carols-password"))
         assert reply.uin == 9
         assert (1 - SPREAD) * MAX_TICKET_S - 5 < until_of(reply.ticket) - now <= MAX_TICKET_S
-        assert (len(bench.senders), bench.issuer.signed) == (2, 2), "they count as shown"
+        assert (len(bench.senders), bench.issuer.signed) == (2, 3), "they count as shown"
 
 
 async def test_what_the_guard_refuses_gets_none_and_nothing_of_it_is_logged(tmp_path: Path) -> None:

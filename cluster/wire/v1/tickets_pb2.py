@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63luster/wire/v1/tickets.proto\x12\x08pixiu.v1\"Y\n\rTicketRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12)\n\x05login\x18\x02 \x01(\x0b\x32\x1a.pixiu.v1.LoginCredentials\x12\r\n\x05shown\x18\x03 \x01(\x0c\"i\n\x10LoginCredentials\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x05 \x01(\x0c\"\x88\x01\n\x0bTicketReply\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0b\n\x03uin\x18\x02 \x01(\x06\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\x12\x12\n\nerror_code\x18\x04 \x01(\t\x12\x12\n\nerror_text\x18\x05 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x06 \x01(\r\x12\x0c\n\x04void\x18\x07 \x03(\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63luster/wire/v1/tickets.proto\x12\x08pixiu.v1\"q\n\rTicketRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12)\n\x05login\x18\x02 \x01(\x0b\x32\x1a.pixiu.v1.LoginCredentials\x12\x16\n\x0esession_client\x18\x04 \x01(\t\x12\r\n\x05shown\x18\x03 \x01(\x0c\"i\n\x10LoginCredentials\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x05 \x01(\x0c\"\xa0\x01\n\x0bTicketReply\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0b\n\x03uin\x18\x02 \x01(\x06\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\x12\x12\n\nerror_code\x18\x04 \x01(\t\x12\x12\n\nerror_text\x18\x05 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x06 \x01(\r\x12\x16\n\x0esession_ticket\x18\x08 \x01(\x0c\x12\x0c\n\x04void\x18\x07 \x03(\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cluster.wire.v1.tickets_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TICKETREQUEST']._serialized_start=43
-  _globals['_TICKETREQUEST']._serialized_end=132
-  _globals['_LOGINCREDENTIALS']._serialized_start=134
-  _globals['_LOGINCREDENTIALS']._serialized_end=239
-  _globals['_TICKETREPLY']._serialized_start=242
-  _globals['_TICKETREPLY']._serialized_end=378
+  _globals['_TICKETREQUEST']._serialized_end=156
+  _globals['_LOGINCREDENTIALS']._serialized_start=158
+  _globals['_LOGINCREDENTIALS']._serialized_end=263
+  _globals['_TICKETREPLY']._serialized_start=266
+  _globals['_TICKETREPLY']._serialized_end=426
 # @@protoc_insertion_point(module_scope)

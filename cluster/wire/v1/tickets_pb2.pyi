@@ -26,8 +26,11 @@ class TicketRequest(_message.Message):
 
     NUMBER_FIELD_NUMBER: _builtins.int
     LOGIN_FIELD_NUMBER: _builtins.int
+    SESSION_CLIENT_FIELD_NUMBER: _builtins.int
     SHOWN_FIELD_NUMBER: _builtins.int
     number: _builtins.int
+    session_client: _builtins.str
+    """with a login: client ID of a session of MQTT that outlives its connection, for a ticket of its own"""
     shown: _builtins.bytes
     """28 bytes each, little-endian: UIN u64 and a ticket (until u32, tag of 16 bytes)"""
     @_builtins.property
@@ -39,11 +42,12 @@ class TicketRequest(_message.Message):
         *,
         number: _builtins.int = ...,
         login: Global___LoginCredentials | None = ...,
+        session_client: _builtins.str = ...,
         shown: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["login", b"login"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["login", b"login", "number", b"number", "shown", b"shown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["login", b"login", "number", b"number", "session_client", b"session_client", "shown", b"shown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -93,6 +97,7 @@ class TicketReply(_message.Message):
     ERROR_CODE_FIELD_NUMBER: _builtins.int
     ERROR_TEXT_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    SESSION_TICKET_FIELD_NUMBER: _builtins.int
     VOID_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     uin: _builtins.int
@@ -102,6 +107,8 @@ class TicketReply(_message.Message):
     """of pixiu.errors; empty: none"""
     error_text: _builtins.str
     retry_after_ms: _builtins.int
+    session_ticket: _builtins.bytes
+    """of pixiu.ids.session_uin of this user and `session_client`, ends with `ticket`"""
     @_builtins.property
     def void(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """users whose shown tickets are not valid, or are not any more"""
@@ -115,11 +122,12 @@ class TicketReply(_message.Message):
         error_code: _builtins.str = ...,
         error_text: _builtins.str = ...,
         retry_after_ms: _builtins.int = ...,
+        session_ticket: _builtins.bytes = ...,
         void: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_text", b"error_text", "number", b"number", "retry_after_ms", b"retry_after_ms", "ticket", b"ticket", "uin", b"uin", "void", b"void"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_code", b"error_code", "error_text", b"error_text", "number", b"number", "retry_after_ms", b"retry_after_ms", "session_ticket", b"session_ticket", "ticket", b"ticket", "uin", b"uin", "void", b"void"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
