@@ -59,7 +59,7 @@ from gateway.wills.service import WillPublisher
 from pixiu.discovery import paths
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
-from pixiu.errors import MalformedData, Unavailable
+from pixiu.errors import MalformedData, PixiuError, Unavailable
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
@@ -389,18 +389,24 @@ class Service(RoleShell):
             self._guard.kick(request)
         elif kick is not None and kick.client and not kick.user:
             self._clients.client_ids.end(kick.client, "an operator ended the session")
-        if kick is not None and kick.forget and self._sessions.serves and self._is_lowest():
+        if kick is not None and kick.forget and self._sessions.serves:
             self._sessions.run(self._forget(kick))
 
     async def _forget(self, kick: Kick) -> None:
-        """Remove a client's sessions. One gateway does it, for all."""
-        found, problem = await forget(self._sessions, self._kept, self._store, kick.client, kick.user)
-        self._context.audit.write("session_forgotten", client=kick.client, user=kick.user, sessions=found, error=problem)
+        """Remove a client's sessions, if this gateway is the one that does it for all."""
+        if await self._is_first():
+            found, problem = await forget(self._sessions, self._kept, self._store, kick.client, kick.user)
+            self._context.audit.write("session_forgotten", client=kick.client, user=kick.user, sessions=found, error=problem)
 
-    def _is_lowest(self) -> bool:
-        """True if no Running gateway has a lower endpoint."""
-        running = [node.endpoint for node in self._context.view.running("gateway")]
-        return bool(running) and min(running) == self._context.endpoint_id
+    async def _is_first(self) -> bool:
+        """True if no other gateway registered earlier; also if that cannot be read: twice is better than not at all."""
+        node = self._context.membership.node
+        try:
+            names = await self._context.zookeeper.children(paths.node_directory(self._context.root, "gateway", paths.NO_PARTITION))
+        except PixiuError:
+            return True
+        registered = [replica for name in names if (replica := paths.replica_of(name)) is not None]
+        return node is not None and node.replica == min(registered, default=node.replica)
 
     async def _sessions_page(self, query: Mapping[str, str]) -> dict[str, object]:
         if query.get("away"):
