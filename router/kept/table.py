@@ -20,7 +20,7 @@ import xxhash
 from pixiu.ids import MAX_ID, TOPIC_ROOM
 from pixiu.placement.filter_tree import FilterTree
 from pixiu.placement.topic_rooms import all_topics
-from pixiu.placement.topics import ROOM_PREFIX, TopicRefusal, parse_filter
+from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, TopicRefusal, parse_filter
 from router.replicated.table import BUCKETS, Table
 
 MAX_SLICE: Final = 1_000
@@ -69,7 +69,7 @@ class Entry(NamedTuple):
             return False
         name = self.filter.decode("utf-8", "replace")
         found = parse_filter(name)
-        if isinstance(found, TopicRefusal) or found.group or name.startswith("$"):
+        if isinstance(found, TopicRefusal) or found.group or name.startswith(("$", USER_PREFIX)):
             return False
         numbered = name.startswith(ROOM_PREFIX)
         return name == f"{ROOM_PREFIX}{self.room}" if numbered else self.room >= TOPIC_ROOM

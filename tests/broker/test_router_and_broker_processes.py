@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cluster.links.api import PeerState
+from cluster.routers.kept_client import KeptClient
+from cluster.wire.v1 import kept_pb2
+from pixiu.wire.record import Flag
 from tests.support.lossy import OUTSIDE, LossyNetwork
 from tests.support.soft_processes import cluster
 
@@ -51,16 +55,27 @@ async def test_joins_are_confirmed_and_served_while_routers_die_and_come_back(tm
             await c.served(broker, 42, 43, 44)
             assert not await c.reaches_gateway(broker, 41)
 
+        # A session keeps a filter: when that is confirmed, every broker knows the room.
+        routers = KeptClient(lambda: c.view, lambda _endpoint: PeerState.ALIVE)
+        kept = kept_pb2.KeptEntry(room=42, session=9, filter="room/42", version=1, until_ms=1 << 48)
+        assert (await routers.put([kept]))[0].error is None
+        for broker in ("broker-0", "broker-1"):
+            assert not (await c.send(broker, 42))[1]
+            assert (await c.send(broker, 42, Flag.TO_ROOM | Flag.KEPT))[1]
+        await c.kill("router-0")
+
         # No router at all: the brokers serve on; then the Router DB is all there is, and a new broker learns from it.
-        assert await c.kill("router-0", signal.SIGTERM) == 0
-        await c.served("broker-0", 42, 43, 44)
+        await c.served("broker-0", 43, 44)
         await c.start("router-0")
         await c.running("router-0")
         await c.kill("broker-1")
         await c.start("broker-2")
         await c.running("broker-2")
-        await c.served("broker-2", 42, 43, 44)
+        await c.served("broker-2", 43, 44)
         assert not await c.reaches_gateway("broker-2", 41)
+        assert not (await c.send("broker-2", 42))[1]
+        assert await routers.match([kept_pb2.KeptQuestion(room=42, topic=b"room/42")]) == [[9]]
+        await routers.close()
         assert await c.kill("broker-2", signal.SIGTERM) == 0
         assert await c.kill("router-0", signal.SIGTERM) == 0
         for name in ("router-0", "router-1", "broker-0", "broker-2"):

@@ -153,20 +153,25 @@ class Cluster:
 
     async def reaches_gateway(self, broker: str, room: int) -> bool:
         """Send a record of a room through a broker; once the broker has handed it on, see whether the gateway has it."""
-        node = self.node(broker)
-        assert node is not None
-        self._numbers += 1
-        number = self._numbers
-        record = encode(Kind.ROOM, room, b"hello", number, flags=Flag.TO_ROOM)
-        self.proxy.endpoint.send_records(node.endpoint, [record], token=number)
-        await self.until("settling", lambda: number in self.proxy.settled)
-        assert self.proxy.settled[number]
+        record, taken = await self.send(broker, room)
+        assert taken
         for _ in range(25):
             if record in self.gateway.records:
                 break
             await asyncio.sleep(0.02)
         assert self.gateway.records.count(record) <= 1
         return record in self.gateway.records
+
+    async def send(self, broker: str, room: int, flags: int = Flag.TO_ROOM) -> tuple[bytes, bool]:
+        """Send a record of a room to a broker. Returns the record, and whether the broker took it."""
+        node = self.node(broker)
+        assert node is not None
+        self._numbers += 1
+        number = self._numbers
+        record = encode(Kind.ROOM, room, b"hello", number, flags=flags)
+        self.proxy.endpoint.send_records(node.endpoint, [record], token=number)
+        await self.until("settling", lambda: number in self.proxy.settled)
+        return record, self.proxy.settled[number]
 
     async def served(self, broker: str, *rooms: int) -> None:
         """A broker serves these rooms, at the latest when it has moved to another router."""

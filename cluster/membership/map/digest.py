@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from cluster.membership.map.shards import SHARDS, shard_of
+from pixiu.ids import KEPT_INSTANCE
 from pixiu.placement.partition import MAX_PARTITIONS
 
 BUCKETS: Final = 64
@@ -183,9 +184,10 @@ class Sums:
         return [Sum(xor, count) for xor, count in zip(xors, counts, strict=True)]
 
     def shown(self, rule: DigestRule) -> str:
-        """The total for comparison by people. With a key it is not the XOR itself: whoever sees what their own entries
-        add to that needs no key."""
-        total = self.total(rule)
+        """The total of all gateways' entries, without routers' marks, for comparison by people. With a key it is not the XOR
+        itself: whoever sees what their own entries add to that needs no key."""
+        total, marks = self.total(rule), self.root(KEPT_INSTANCE, rule)
+        total = Sum(total.xor ^ marks.xor, total.entries - marks.entries)
         if self._keyed is None:
             return str(total)
         keyed = self._keyed.copy()
