@@ -158,7 +158,7 @@ class Core(MemberCore):
 
     def _route_of(self, room: int) -> Route | None:
         """The route of a room with groups of shared subscriptions, or with kept filters; None: it has neither."""
-        if not self.membership.valued and not self._any_kept():
+        if self.membership.plain:
             return None
         everything = all_topics(room, self.partition)
         rooms = (room,) if everything is None else (room, everything)

@@ -29,7 +29,7 @@ from cluster.membership.map.digest import BUCKETS, Digest, DigestKey, DigestRule
 from cluster.membership.map.shards import SHARDS, Register, Shard, shard_of
 from cluster.membership.map.updates import ENTRY, ENTRY_BYTES, VALUE, Chunk, Listing, Update, logins
 from pixiu.errors import MalformedData
-from pixiu.ids import GATEWAY_COUNTER_BITS, GATEWAY_GENERATION_BITS, MAX_ID, gateway_generation, gateway_msg_id
+from pixiu.ids import GATEWAY_COUNTER_BITS, GATEWAY_GENERATION_BITS, KEPT_INSTANCE, MAX_ID, gateway_generation, gateway_msg_id
 
 TOMBSTONE_S: Final = 600.0
 """Time for which a logout is remembered, seconds: a login that was overtaken by its logout must not revive the entry."""
@@ -262,6 +262,11 @@ class LwwMap:
     def valued(self) -> bool:
         """True if an entry ever had a value."""
         return self._valued
+
+    @property
+    def plain(self) -> bool:
+        """True if no entry ever had a value, and no room is marked: brokers need to know no more than instances."""
+        return not self._valued and KEPT_INSTANCE not in self._groups_of
 
     def values_of(self, group: int) -> list[tuple[Key, int]]:
         """The live entries of a group that have values. Costs what all groups of a shard have."""

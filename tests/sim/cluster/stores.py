@@ -223,6 +223,12 @@ class RouterProcess(ReplicaProcess):
         """See `ReplicaProcess`."""
         self.world.watch.confirmations(self, messages)
 
+    def perform(self, effect: ev.Effect) -> None:
+        """See `StoreProcess`."""
+        if isinstance(effect, ev.RoomsMarked):
+            self.world.watch.marks_confirmed(self, effect.request)
+        super().perform(effect)
+
 
 class RelayProcess(ReplicaProcess):
     """A relay replica."""

@@ -66,6 +66,8 @@ class Watch:
         self._world = world
         self._said: dict[int, tuple[Update, float]] = {}
         """GatewayMsgID → what gateways said with it, and when first."""
+        self.marks: dict[int, tuple[list[Update], float]] = {}
+        """Request → marks that a router was asked for, and when."""
         self.logins: list[Update] = []
         self.messages: dict[int, Message] = {}
         self._handled: set[tuple[int, int]] = set()
@@ -107,6 +109,15 @@ class Watch:
                     self._confirmed_at(process, target, change, said_at)
             else:
                 self._passed_on(process, change)
+
+    def marks_confirmed(self, process: RouterProcess, request: int) -> None:
+        """The same of marks of rooms."""
+        changes, said_at = self.marks.pop(request)
+        for change in changes:
+            if serves(process.core.partition, change.group, process.view.count("router")):
+                for target in self._world.running(BrokerProcess):
+                    self._confirmed_at(process, target, change, said_at)
+        self.checked["marks"] += len(changes)
 
     def _confirmed_at(self, process: RouterProcess, target: BrokerProcess, change: Update, said_at: float) -> None:
         feed = target.core.feeds.get(process.core.partition)
