@@ -15,7 +15,7 @@ from cluster.membership.replica.service import ReplicaService
 from cluster.process.context import Context
 from cluster.wire.v1 import kept_pb2_grpc, retained_pb2_grpc
 from pixiu.discovery.node import Node, NodeState
-from pixiu.ids import MAX_ID
+from pixiu.ids import MAX_ID, EndpointID
 from router.core import Core
 from router.kept.service import KeptService
 from router.options import Options
@@ -79,6 +79,13 @@ class Service(ReplicaService):
         await super().stop()
         await self.retained.close()
         await self.kept.close()
+
+    def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
+        """See `MemberService.on_peer_state`."""
+        super().on_peer_state(peer, state)
+        if state is PeerState.ALIVE and any(node.endpoint == peer for node in self._sources()):
+            for table in (self.retained, self.kept):
+                table.sync_soon()
 
     def health(self) -> dict[str, object]:
         """See `ReplicaService.health`."""

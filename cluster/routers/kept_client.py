@@ -27,6 +27,8 @@ from pixiu.rpc.tls import Tls
 
 MAX_ENTRIES: Final = 1_000
 """Entries, or questions, of one call; more go in several."""
+MAX_BYTES: Final = 256 << 10
+"""Bytes of filters, or topics, of one call that has more than one; more go in several."""
 MAX_WAITING: Final = 100_000
 """Entries, and questions, that wait for answers. Policy: further ones are refused with `Overloaded`."""
 PUT_TIMEOUT_S: Final = 12.0
@@ -92,7 +94,7 @@ class KeptClient:
                     break
                 if attempt:
                     await asyncio.sleep(RETRY_S)
-                parts = list(_parts(left))
+                parts = list(_parts(left, [len(entry.filter) for entry in entries]))
                 found = await asyncio.gather(*(self._put(p, [entries[i] for i in indexes], attempt) for p, indexes in parts))
                 for (partition, indexes), outcomes in zip(parts, found, strict=True):
                     done.update({(partition, index): outcome for index, outcome in zip(indexes, outcomes, strict=True)})
@@ -115,7 +117,7 @@ class KeptClient:
                     await asyncio.sleep(RETRY_S)
                 partitions = self._routers.partitions
                 left = [(each.room % partitions, index) for index, each in enumerate(questions) if index not in done]
-                parts = list(_parts(left))
+                parts = list(_parts(left, [len(question.topic) for question in questions]))
                 found = await asyncio.gather(*(self._match(p, [questions[i] for i in indexes], attempt) for p, indexes in parts))
                 problem = next((each for each in found if isinstance(each, Unavailable)), None)
                 if problem is not None and time.monotonic() >= until:
@@ -232,11 +234,18 @@ def _joined(outcomes: Sequence[PutOutcome]) -> PutOutcome:
     return failed or max(outcomes, default=PutOutcome(0, Unavailable("no router serves the room")), key=lambda each: each.version)
 
 
-def _parts(pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, list[int]]]:
-    """The calls to make for pairs of a partition and an index: a partition, and at most `MAX_ENTRIES` indexes."""
+def _parts(pairs: Iterable[tuple[int, int]], sizes: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """The calls to make for pairs of a partition and an index, each for a partition and within the limits of one call."""
     by_partition: dict[int, list[int]] = {}
     for partition, index in pairs:
         by_partition.setdefault(partition, []).append(index)
     for partition, indexes in by_partition.items():
-        for start in range(0, len(indexes), MAX_ENTRIES):
-            yield partition, indexes[start : start + MAX_ENTRIES]
+        part: list[int] = []
+        size = 0
+        for index in indexes:
+            if part and (len(part) == MAX_ENTRIES or size + sizes[index] > MAX_BYTES):
+                yield partition, part
+                part, size = [], 0
+            part.append(index)
+            size += sizes[index]
+        yield partition, part

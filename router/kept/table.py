@@ -25,6 +25,7 @@ from router.replicated.table import BUCKETS, Table
 
 MAX_SLICE: Final = 1_000
 """Entries in one slice of a listing."""
+MAX_SLICE_BYTES: Final = 256 << 10
 MAX_FILTER_BYTES: Final = 4 * 4096
 """Longest filter, bytes."""
 ENTRY_BYTES: Final = 800
@@ -142,10 +143,12 @@ class KeptTable(Table[Entry]):
         after which the next slice begins, too; empty: there is none."""
         most = min(limit or MAX_SLICE, MAX_SLICE)
         found: list[Entry] = []
+        size = 0
         for entry in self._ordered(session, after):
-            if len(found) == most:
+            if len(found) == most or size >= MAX_SLICE_BYTES:
                 return found, found[-1].key
             found.append(entry)
+            size += len(entry.filter)
         return found, b""
 
     def _ordered(self, session: int, after: bytes) -> Iterator[Entry]:

@@ -12,6 +12,7 @@ Source: docs/subscriptions.md, "Retained messages" and "Kept filters".
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ from pixiu.placement.partition import is_partition_count
 from pixiu.rpc.channels import PEER_CHANNEL
 from pixiu.rpc.tls import Tls, peer_channel
 from router.replicated.store import TableStore, merged
-from router.replicated.table import DIGESTS, REMOVED_MS, E, Stored, Table
+from router.replicated.table import DIGESTS, MAX_EXPIRED, REMOVED_MS, E, Stored, Table
 
 SYNC_S: Final = 5.0
 """Interval at which replicas compare their digests."""
@@ -114,6 +115,7 @@ class Replicated(Generic[E]):
         self._deleted: list[bytes] = []
         self._write: asyncio.Task[None] | None = None
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._wake = asyncio.Event()
         self.problem = ""
         self.synced = self.writes = 0
         """Entries that came from peers by comparing digests; transactions."""
@@ -156,9 +158,16 @@ class Replicated(Generic[E]):
         """Compare with the peers from time to time, and remove what is over. Ends only by cancellation."""
         layout, since = self._rule(), time.monotonic()
         while True:
-            await asyncio.sleep(SYNC_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SYNC_S):
+                    await self._wake.wait()
+            self._wake.clear()
             whole = all([await self._sync(node) for node in self._sources()])
-            gone = self._table.expire(now_ms())
+            gone: list[bytes] = []
+            while len(part := self._table.expire(now_ms())) == MAX_EXPIRED:
+                gone += part
+                await asyncio.sleep(0)
+            gone += part
             if self._rule() != layout:
                 layout, since = self._rule(), time.monotonic()
             elif time.monotonic() - since > 12 * SYNC_S:
@@ -166,6 +175,10 @@ class Replicated(Generic[E]):
                 gone += self._table.purge(*layout)
             await self._persist([], gone)
             await self._tend(whole)
+
+    def sync_soon(self) -> None:
+        """Compare with the peers at once: this replica was out of contact with one, and may have missed something."""
+        self._wake.set()
 
     async def close(self) -> None:
         """Close the database and the channels."""

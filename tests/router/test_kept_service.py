@@ -23,7 +23,7 @@ from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.errors import Overloaded, Unavailable
 from pixiu.ids import ALL_TOPICS, EndpointID, topic_room
 from router.core import Core
-from router.kept.service import SWEEP_S, KeptService
+from router.kept.service import SWEEP_S, KeptService, entry_of
 
 BROKER = EndpointID(20)
 DAY_MS = 86_400_000
@@ -50,7 +50,7 @@ class Replica:
             self.step(ev.ClusterChanged(1, self.rule[1], (), brokers, ()))
         self.service = KeptService(
             max_filters=1_000,
-            max_bytes=1 << 20,
+            max_bytes=1 << 22,
             max_sessions=3,
             core=self.core,
             step=self.step,
@@ -242,6 +242,27 @@ async def test_the_child_of_a_doubling_has_its_filters_and_marks(world: World) -
     with pytest.raises(Unavailable):
         await stale.match([question(moved)])
     await stale.close()
+
+
+async def test_what_is_too_much_for_one_call_goes_in_several(world: World) -> None:
+    long = "x" * 4_000
+    entries = [entry(f"a/{number}/{long}", 1) for number in range(200)]
+    assert {outcome.error for outcome in await world.client.put(entries)} == {None}
+    found = await world.client.match([question(each.filter) for each in entries] + [question("a")])
+    assert found == [[1]] * 200 + [[]]
+    assert world.client.calls > 6
+
+
+async def test_a_replica_that_was_out_of_contact_compares_at_once(world: World) -> None:
+    one, other = world.replicas
+    missed = entry_of(entry("a", 1))
+    other.service.table.put(missed, 0)
+    running = asyncio.create_task(one.service.run())
+    one.service.sync_soon()
+    await until(lambda: one.service.table.get(missed.key))
+    await until(lambda: one.core.is_marked(topic_room("a")))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_listings_have_one_session_or_all(world: World) -> None:
