@@ -42,7 +42,7 @@ from pixiu.wire.record import (
 )
 from pixiu.wire.trace import UNTRACED, Sampler, Tracer
 from proxy import events as ev
-from proxy.kept import events as kept_ev
+from proxy import kept_events as kept_ev
 from proxy.kept.messages import is_traced, snowflake_of, without_kept
 from proxy.kept.stage import BUSY as KEPT_BUSY
 from proxy.kept.stage import RETRY_MS as KEPT_RETRY_MS

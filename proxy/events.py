@@ -9,7 +9,7 @@ from enum import Enum
 from cluster.core.contract import RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from pixiu.ids import EndpointID
 from pixiu.wire.trace import Sampler
-from proxy.kept.events import AskKept, KeptAvailable, KeptMatched, KeptRefused, KeptStored, StoreKept
+from proxy.kept_events import AskKept, KeptAvailable, KeptMatched, KeptRefused, KeptStored, StoreKept
 from proxy.publishers.rates import Rates
 
 

@@ -38,9 +38,9 @@ from pixiu.placement.weights import Weights
 from pixiu.wire.trace import Hop, Sampler
 from pixiu.wire.v1 import mail_pb2_grpc, topic_pb2_grpc, wire_pb2, wire_pb2_grpc
 from proxy import events as ev
+from proxy import kept_events as kept_ev
 from proxy import mail_events as mail_ev
 from proxy.core import Core
-from proxy.kept import events as kept_ev
 from proxy.kept.service import KeptService
 from proxy.mail.service import MAX_PUBLISHERS, MailService
 from proxy.options import Options

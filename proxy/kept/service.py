@@ -20,8 +20,8 @@ from cluster.wire.v1 import kept_pb2
 from pixiu.discovery.view import View
 from pixiu.errors import PixiuError, Refusal
 from pixiu.wire.inbox_operations import next_generation
+from proxy import kept_events as ev
 from proxy import mail_events as mail_ev
-from proxy.kept import events as ev
 from proxy.kept.stage import RETRY_MS, KeptCounters
 from proxy.kept.writer import KeptWriter
 from proxy.mail.service import MailService

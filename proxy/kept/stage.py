@@ -23,10 +23,10 @@ from pixiu import errors
 from pixiu.errors import MalformedData, Refusal
 from pixiu.wire.inbox_operations import MAX_RECEIVERS
 from pixiu.wire.record import FLAGS_AT, KEY_AT, SENDER_AT
+from proxy import kept_events as ev
 from proxy import mail_events as mail_ev
-from proxy.kept import events as ev
-from proxy.kept.events import KeptMail, Question
 from proxy.kept.messages import KEPT, mail_of, room_of, to_be_kept, topic_of, with_kept
+from proxy.kept_events import KeptMail, Question
 from proxy.records.destinations import NOBODY, Target
 
 Owner = TypeVar("Owner")

@@ -19,8 +19,8 @@ from cluster.core.contract import NEVER, EventTable, Tick
 from pixiu import errors
 from pixiu.errors import Refusal
 from pixiu.wire.inbox_operations import MAX_GENERATION
+from proxy import kept_events as ev
 from proxy import mail_events as mail_ev
-from proxy.kept import events as ev
 
 PAUSE_S: Final = 0.05
 """Pause before the first further stream, seconds; it doubles while nothing is stored."""

@@ -17,9 +17,9 @@ from pixiu.errors import Refusal
 from pixiu.ids import EndpointID, snowflake
 from pixiu.wire.record import KEY_AT, SENDER_AT, SNOWFLAKE_AT, Flag, Kind, encode
 from proxy import events as ev
+from proxy import kept_events as kept_ev
 from proxy import mail_events as mail_ev
 from proxy.core import Core
-from proxy.kept import events as kept_ev
 from proxy.kept.messages import to_be_kept
 from proxy.kept.writer import KeptWriter
 from tests.proxy.mail_world import START_MS, Pipe, ProxyModel, World

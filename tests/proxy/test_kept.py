@@ -13,8 +13,8 @@ from pixiu.ids import EndpointID, topic_room
 from pixiu.wire.inbox_operations import MAX_RECEIVERS
 from pixiu.wire.record import FLAGS_AT, KIND_AT, QOS_SHIFT, Flag, Kind, Record, decode, encode, split, with_topic
 from proxy import events as ev
+from proxy import kept_events as kept_ev
 from proxy.core import Core
-from proxy.kept import events as kept_ev
 from proxy.kept import stage
 from proxy.publishers.rates import Rates
 from tests.proxy.driver import GATEWAY, failures, forward, publish, replies, sends, settle

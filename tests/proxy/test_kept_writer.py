@@ -9,8 +9,8 @@ import pytest
 from cluster.core.contract import NEVER, TICK
 from pixiu.errors import Refusal
 from pixiu.wire.inbox_operations import MAX_GENERATION
+from proxy import kept_events as ev
 from proxy import mail_events as mail_ev
-from proxy.kept import events as ev
 from proxy.kept.writer import MAX_PAUSE_S, PAUSE_S, KeptWriter
 
 
