@@ -1,4 +1,4 @@
-"""What passes between a proxy's core, its writer of kept messages, and their shell.
+"""Events and effects of messages for kept sessions, between a proxy's core, its writer of them, and their shell.
 
 core ──▶ AskKept ──▶ routers ──▶ KeptMatched ──▶ core ──▶ StoreKept ──▶ writer ──▶ mail core ──▶ writer ──▶ KeptStored ──▶ core
 """
@@ -15,7 +15,7 @@ from proxy import mail_events as mail_ev
 
 
 class Question(NamedTuple):
-    """Which sessions is a message for?"""
+    """A message whose sessions are asked for."""
 
     number: int
     """Of the message."""

@@ -82,8 +82,8 @@ def topic_of(record: bytes) -> bytes | None:
     bounds = body_bounds(record)
     if bounds is None:
         return None
-    begin = bounds[0] + 2
-    return record[begin : begin + (record[begin - 2] << 8 | record[begin - 1])]
+    body = record[bounds[0] : bounds[1]]
+    return body[2 : 2 + int.from_bytes(body[:2], "big")]
 
 
 def mail_of(record: bytes) -> bytes:

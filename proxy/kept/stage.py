@@ -94,7 +94,7 @@ class _Room(Generic[Owner]):
 
 @dataclass(slots=True)
 class Due(Generic[Owner]):
-    """What is to be done now."""
+    """Work that is due now."""
 
     questions: list[Question] = field(default_factory=list)
     mails: list[KeptMail] = field(default_factory=list)
