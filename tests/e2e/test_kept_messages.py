@@ -53,12 +53,12 @@ async def payloads(cluster: LocalCluster, session: int) -> list[tuple[str | None
 
 
 async def test_what_is_accepted_is_in_the_inbox_of_each_session_once_and_in_order(cluster: LocalCluster) -> None:
-    async with pixiu.connect(cluster.target) as px, px.topic("plant/heat").subscribe() as live:
-        await px.topic("plant/heat").publish(b"before")
+    async with pixiu.connect(cluster.target) as px, px.subscribe(topics=["plant/heat"]) as live:
+        await px.topic("plant/heat").send(b"before")
         await put(cluster, "plant/heat", 501, 502)
         await put(cluster, "room/77", 502)
         for number in range(50):
-            await asyncio.gather(px.topic("plant/heat").publish(b"%d" % number), px.room(77).publish(b"r%d" % number))
+            await asyncio.gather(px.topic("plant/heat").send(b"%d" % number), px.room(77).send(b"r%d" % number))
         heat = [("plant/heat", b"%d" % number) for number in range(50)]
         assert await payloads(cluster, 501) == heat
         both = await payloads(cluster, 502)
@@ -73,7 +73,7 @@ async def test_a_thousand_sessions_of_a_topic_all_have_it(cluster: LocalCluster)
     sessions = range(10_000, 11_000)
     await put(cluster, "wide/a", *sessions)
     async with pixiu.connect(cluster.target) as px:
-        await px.topic("wide/a").publish(b"all")
+        await px.topic("wide/a").send(b"all")
         for session in (sessions[0], sessions[500], sessions[-1]):
             assert await payloads(cluster, session) == [("wide/a", b"all")]
 
@@ -89,7 +89,7 @@ async def test_a_broker_and_a_store_that_die_lose_nothing_that_was_accepted(clus
             if number == 80:
                 os.kill(cluster.processes("pi")[0]["pid"], signal.SIGKILL)
             try:
-                await px.topic(name).publish(b"%d" % number)
+                await px.topic(name).send(b"%d" % number)
             except pixiu.PixiuError:
                 continue
             accepted.append(b"%d" % number)

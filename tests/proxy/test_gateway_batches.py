@@ -132,9 +132,10 @@ class Taking(Service):
     def begins(self, stream: int, count: int, position: int) -> None:
         """Note nothing."""
 
-    def take(self, *records: bytes, count: int | None = None) -> Outcome:
+    def take(self, *records: bytes, count: int | None = None, sessions: Sequence[int] = ()) -> Outcome:
         """A gateway's control message."""
-        batch = control_pb2.PublishBatch(number=7, count=len(records) if count is None else count, records=b"".join(records))
+        count = len(records) if count is None else count
+        batch = control_pb2.PublishBatch(number=7, count=count, records=b"".join(records), sessions=sessions)
         return self.on_control(GATEWAY, [control_pb2.Control(publish_batch=batch).SerializeToString()])
 
 
@@ -142,6 +143,13 @@ def test_each_batch_is_a_stream_of_its_own() -> None:
     service = Taking()
     assert [service.take(room(4, 1)), service.take(room(4, 2), room(4, 3))] == [Outcome.ANSWERED] * 2
     assert [(each.stream, each.number, each.count) for each in service.taken] == [(1, 7, 1), (2, 7, 2)]
+
+
+def test_a_batch_names_a_session_for_each_record_or_none() -> None:
+    service = Taking()
+    assert service.take(room(4, 1), room(4, 2), sessions=[0, 78]) is Outcome.ANSWERED
+    assert list(service.taken[0].sessions) == [0, 78]
+    assert service.take(room(4, 1), room(4, 2), sessions=[78]) is Outcome.MALFORMED
 
 
 def test_an_empty_batch_is_malformed() -> None:

@@ -11,7 +11,7 @@ from pixiu.ids import msg_id
 from pixiu.wire.inbox_operations import U64, Code, Fanout
 from pixiu.wire.inbox_operations import Writer as PiWriter
 from pixiu.wire.inbox_operations import decode as decode_operations
-from pixiu.wire.levels import Level
+from pixiu.wire.levels import Level, Triple
 from pixiu.wire.record import Flag, Kind, encode
 from proxy import mail_events as ev
 from proxy.mail import pipeline as module
@@ -110,7 +110,7 @@ def test_while_pi_is_doubled_each_session_s_part_goes_where_it_belongs() -> None
     (sent,) = pipeline.take(ev.SendAppend)
     store = ev.Store(True, 0)
     why = Refusal("WRONG_PARTITION", "moved")
-    triple = module.Triple(1, 3, 60)
+    triple = Triple(1, 3, 60)
     pipeline.step(ev.Appended(0, pipeline.links[store], sent.request, [], why, triple, 0, 2))
     pipeline.turn()
     assert sorted((partition, receivers) for partition, _, receivers in fanouts(pipeline)) == [(0, [10]), (1, [11])]
