@@ -39,6 +39,11 @@ MAX_WAITING_BYTES: Final = 256 << 20
 MIN_SHARE_BYTES: Final = 32 << 20
 """Part of that for one partition of Xiu if there are many; an equal share if there are few. Policy: the same, for writers with mail
 for that partition alone: one without a leader leaves capacity for the mail of the others."""
+OWN_PART: Final = 4
+"""The part of it that messages for sessions may have is one in this many. Policy: a further one is refused alone."""
+ROOM_TIMEOUT_S: Final = 5.0
+"""Time after which an unconfirmed message for sessions ends the stream of the proxy's own writer, seconds: by then its publisher
+was refused, and what is still waited for is sent again."""
 MAX_BATCH_RECORDS: Final = 16_384
 """Records in one batch of a writer. Policy: the stream is ended."""
 PAUSE_S: Final = 0.1
@@ -251,9 +256,11 @@ class MailCore:
         writer.expected = event.position + len(event.mails)
         if not writer.batches:
             writer.xius = self._xius
+        deadline, own_limit = now + min(self._timeout_s, ROOM_TIMEOUT_S), MAX_WAITING_BYTES // OWN_PART
         for position, mail in enumerate(event.mails, event.position):
-            batch = batch_of_room(writer, position, mail, self._xiu_split.of(mail.room), now + self._timeout_s)
-            text = TOO_MUCH_WAITS if self._size + batch.size > MAX_WAITING_BYTES else self._no_space_for(batch)
+            batch = batch_of_room(writer, position, mail, self._xiu_split.of(mail.room), deadline)
+            full = self._size + batch.size > MAX_WAITING_BYTES or writer.size + batch.size > own_limit
+            text = TOO_MUCH_WAITS if full else self._no_space_for(batch)
             if text:
                 self._answer(writer, [ev.refused(position, Refusal(errors.Overloaded.code, text, RETRY_MS))])
             else:

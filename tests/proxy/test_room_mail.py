@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from cluster.core.contract import TICK
 from pixiu.errors import Refusal
 from pixiu.ids import msg_id
 from pixiu.wire.inbox_operations import U64, Code, Fanout
@@ -119,12 +120,22 @@ def test_while_pi_is_doubled_each_session_s_part_goes_where_it_belongs() -> None
 def test_what_finds_no_space_is_refused_alone_and_its_writer_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(record(1, 40)) + 8
     monkeypatch.setattr(module, "MIN_SHARE_BYTES", size)
-    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 2 * size)
-    pipeline = opened(xius=2)
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 8 * size)
+    pipeline = opened(xius=8)
     offer(pipeline, 1, (1, 40, [10]), (2, 40, [10]), (3, 41, [10]), (4, 43, [10]))
     assert [(result.position, result.code) for result in pipeline.results(OWN)] == [(2, "OVERLOADED"), (4, "OVERLOADED")]
     assert not pipeline.take(ev.EndWriter)
     assert sorted(keys(sent) for sent in pipeline.take(ev.SendStore)) == [[40], [41]]
+
+
+def test_what_is_not_confirmed_in_time_ends_the_own_stream_before_those_of_clients() -> None:
+    pipeline = opened()
+    offer(pipeline, 1, (1, 40, [10]))
+    pipeline.now += module.ROOM_TIMEOUT_S
+    pipeline.step(TICK)
+    (ended,) = pipeline.take(ev.EndWriter)
+    assert ended.stream == OWN
+    assert pipeline.core.waiting_bytes == 0
 
 
 def test_a_disk_that_is_full_counts_more_than_a_full_inbox() -> None:
