@@ -341,7 +341,7 @@ class Core:
             refusal = Refusal.of(problem if self.epoch else not_leader(self._leader))
             out.append(ev.ReportReply(event.member, event.request, event.part, refusal=refusal))
             return
-        pending = channel.report(event.member, event.part, event.acknowledged, event.refused)
+        pending = channel.report(event.member, event.part, event.acknowledged, event.refused, event.rejected)
         if pending is None:
             out.append(ev.ReportReply(event.member, event.request, event.part))
         else:

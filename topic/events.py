@@ -105,6 +105,8 @@ class Reported:
     """Ranges [low, high) of offsets."""
     refused: Sequence[tuple[int, float]] = ()
     """(offset, delay in seconds before it is delivered again)."""
+    rejected: Sequence[tuple[int, str]] = ()
+    """(offset, reason) of those that go to the dead letters at once."""
 
 
 @dataclass(frozen=True, slots=True)

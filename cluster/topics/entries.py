@@ -3,7 +3,7 @@
     kind 16 BLOCK     u64 sender, block
          17 SETTLE    u64 channel, u64 part, u32 ranges, u32 deferred, u32 dead, then each
                       range: u64 low, u64 high    deferred: u64 offset, u64 delay µs, u32 attempts
-                      dead: u64 offset, u32 attempts, u32 reason
+                      dead: u64 offset, u32 attempts, u16 reason, u16 size of a text, the text
          18 OPEN  19 SEAL  20 CHANNEL  24 TOPIC   JSON: they are rare
          21 TRIM      u64 part, u64 first offset that is kept
          22 BEGIN     nothing: once it is applied, its leader knows everything that was committed before its epoch
@@ -62,7 +62,9 @@ _RESEND: Final = struct.Struct("<QQI")
 _COMPACT: Final = struct.Struct("<QI")
 DIGEST_BYTES: Final = 16
 _DEFERRED: Final = struct.Struct("<QQI")
-_DEAD: Final = struct.Struct("<QII")
+_DEAD: Final = struct.Struct("<QIHH")
+MAX_REASON_BYTES: Final = 256
+"""Longest text with which a member rejects a message."""
 
 
 class Reason(IntEnum):
@@ -72,6 +74,8 @@ class Reason(IntEnum):
     """Its attempts are used up; the last member refused it."""
     TIMED_OUT = 2
     """Its attempts are used up; the last member took it and never answered."""
+    REJECTED = 3
+    """A member said that it can never be handled, and why."""
 
 
 class Deferred(NamedTuple):
@@ -90,6 +94,8 @@ class Dead(NamedTuple):
     offset: int
     attempts: int
     reason: int
+    text: str = ""
+    """What the member said that rejected it."""
 
 
 class Settlement(NamedTuple):
@@ -111,7 +117,9 @@ class Settlement(NamedTuple):
         else:
             parts = [head, struct.pack(f"<{2 * ranges}Q", *chain.from_iterable(self.acknowledged))]
         parts += [_DEFERRED.pack(*each) for each in self.deferred]
-        parts += [_DEAD.pack(*each) for each in self.dead]
+        for offset, attempts, reason, said in self.dead:
+            text = said.encode()
+            parts += [_DEAD.pack(offset, attempts, reason, len(text)), text]
         return b"".join(parts)
 
     @classmethod
@@ -123,15 +131,31 @@ class Settlement(NamedTuple):
         at = _SETTLE.size
         middle = at + ranges * _RANGE.size
         behind = middle + deferred * _DEFERRED.size
-        if behind + dead * _DEAD.size != len(data):
+        if behind > len(data):
             raise MalformedData("a settlement does not have the size that it says")
+        letters = _dead(data, behind, dead)
         return cls(
             channel,
             part,
             list(_RANGE.iter_unpack(data[at:middle])),
             [Deferred(*each) for each in _DEFERRED.iter_unpack(data[middle:behind])],
-            [Dead(*each) for each in _DEAD.iter_unpack(data[behind:])],
+            letters,
         )
+
+
+def _dead(data: bytes, at: int, count: int) -> list[Dead]:
+    """The dead letters that end a settlement. Raises MalformedData."""
+    found = list[Dead]()
+    while len(found) < count and at + _DEAD.size <= len(data):
+        offset, attempts, reason, size = _DEAD.unpack_from(data, at)
+        at += _DEAD.size + size
+        try:
+            found.append(Dead(offset, attempts, reason, data[at - size : at].decode()))
+        except UnicodeDecodeError:
+            raise MalformedData("the reason of a dead letter is not UTF-8") from None
+    if len(found) < count or at != len(data):
+        raise MalformedData("a settlement does not have the size that it says")
+    return found
 
 
 class TopicSettings(NamedTuple):

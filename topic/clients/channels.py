@@ -33,6 +33,7 @@ MAX_OFFSETS: Final = 10_000
 REASONS: Final = {
     en.Reason.ATTEMPTS: "its attempts are used up: the last member refused it",
     en.Reason.TIMED_OUT: "its attempts are used up: the last member never answered",
+    en.Reason.REJECTED: "a member rejected it",
 }
 
 
@@ -119,7 +120,7 @@ class Channels:
                     continue
                 made = reply.dead.add(
                     part=en.number_of(part.part), attempts=letter.attempts, at_us=letter.at_us,
-                    reason=REASONS.get(en.Reason(letter.reason), "unknown"),
+                    reason=letter.text or REASONS.get(en.Reason(letter.reason), "unknown"),
                 )  # fmt: skip
                 found = await self._group.reader.find(part.part, offset)
                 if not isinstance(found, Gap) and not found[1].flags & Flag.HOLE:

@@ -20,7 +20,7 @@ from cluster.access.login_guard import LoginSession
 from cluster.access.rules import CONSUME
 from cluster.core.turn import Turn
 from cluster.rpc.served import ServedStream, ServedStreams
-from cluster.topics.entries import number_of, part_id
+from cluster.topics.entries import MAX_REASON_BYTES, number_of, part_id
 from pixiu.errors import InvalidArgument, NotLeader, PixiuError, Unavailable
 from pixiu.rpc.duplex import Served
 from pixiu.wire.block import Flag
@@ -312,7 +312,7 @@ class Members:
             return
         topic = self.group.store.state.topic_named(stream.topic)
         part = part_id(topic.topic if topic is not None else 0, report.part)
-        sizes = len(report.acknowledged), len(report.refused), len(report.touched)
+        sizes = len(report.acknowledged), len(report.refused), len(report.touched), len(report.rejected)
         if any(size % 2 for size in sizes[:2]) or max(sizes) > MAX_NUMBERS:
             number = stream.number_of(report.request)
             text = f"ranges and refused messages are pairs of numbers, and each list of a report has at most {MAX_NUMBERS}"
@@ -321,11 +321,12 @@ class Members:
             return
         if report.touched:
             self.group.step(ev.Touched(stream.number, part, report.touched))
-        if report.acknowledged or report.refused:
+        if report.acknowledged or report.refused or report.rejected:
             acknowledged, refused = iter(report.acknowledged), iter(report.refused)
             ranges = list(zip(acknowledged, acknowledged, strict=True))
             delays = [(offset, delay_ms / 1000) for offset, delay_ms in zip(refused, refused, strict=True)]
-            self.group.step(ev.Reported(stream.number, stream.number_of(report.request), part, ranges, delays))
+            rejected = [(each.offset, shortened(each.reason)) for each in report.rejected]
+            self.group.step(ev.Reported(stream.number, stream.number_of(report.request), part, ranges, delays, rejected))
 
     # --- effects
 
@@ -357,3 +358,8 @@ class Members:
         stream = self.streams.get(effect.member)
         if stream is not None:
             stream.say(pb.ConsumeReply(finished_parts=[number_of(part) for part in effect.parts]))
+
+
+def shortened(reason: str) -> str:
+    """The reason of a rejection, cut to its limit."""
+    return reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore")

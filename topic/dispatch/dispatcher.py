@@ -233,14 +233,19 @@ class Dispatcher:
             self.wake(number)
 
     def report(
-        self, member: int, part: int, acknowledged: Sequence[tuple[int, int]], refused: Sequence[tuple[int, float]]
+        self,
+        member: int,
+        part: int,
+        acknowledged: Sequence[tuple[int, int]],
+        refused: Sequence[tuple[int, float]],
+        rejected: Sequence[tuple[int, str]] = (),
     ) -> Pending | None:
         """See `Flights.settle`."""
         queue = self.queues.get(part)
         if queue is None:
             return None
         before = queue.flights.in_flight
-        pending = queue.flights.settle(member, acknowledged, refused)
+        pending = queue.flights.settle(member, acknowledged, refused, rejected)
         self.members.freed(member, before - queue.flights.in_flight)
         return pending
 

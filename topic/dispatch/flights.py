@@ -144,9 +144,16 @@ class Flights:
 
     # --- settlements
 
-    def settle(self, member: int, acknowledged: Sequence[tuple[int, int]], refused: Sequence[tuple[int, float]]) -> Pending | None:
-        """A member reports what became of messages: ranges [low, high), and (offset, delay in seconds) of those it refuses. What it
-        does not have is passed over. Returns the settlement to be committed; None: there is nothing to settle."""
+    def settle(
+        self,
+        member: int,
+        acknowledged: Sequence[tuple[int, int]],
+        refused: Sequence[tuple[int, float]],
+        rejected: Sequence[tuple[int, str]] = (),
+    ) -> Pending | None:
+        """A member reports what became of messages: ranges [low, high), (offset, delay in seconds) of those it refuses, and
+        (offset, reason) of those that go to the dead letters at once. What it does not have is passed over. Returns the settlement
+        to be committed; None: there is nothing to settle."""
         if member not in self._held:
             return None
         taken = self._cut(member, joined(acknowledged) if len(acknowledged) > 1 else acknowledged)
@@ -161,6 +168,10 @@ class Flights:
             for flight in self._cut(member, [(offset, offset + 1)]):
                 taken.append(flight)
                 self._fail(flight, delay_s, Reason.ATTEMPTS, deferred, dead)
+        for offset, text in rejected:
+            for flight in self._cut(member, [(offset, offset + 1)]):
+                taken.append(flight)
+                dead.append(Dead(offset, flight.attempts, Reason.REJECTED, text))
         if not taken:
             return None
         return self._pending([(member, flight) for flight in taken], done, deferred, dead)

@@ -30,6 +30,8 @@ class DeadLetter(NamedTuple):
     attempts: int
     reason: int
     at_us: int
+    text: str = ""
+    """What the member said that rejected it."""
 
 
 class Changes(NamedTuple):
@@ -69,10 +71,10 @@ class Progress:
             if offset < end and self.is_open(offset):
                 self.waiting[offset] = Waiting(at_us + delay_us, attempts)
                 offsets.append(offset)
-        for offset, attempts, reason in settlement.dead:
+        for offset, attempts, reason, text in settlement.dead:
             if offset < end and self.is_open(offset):
                 chunks |= self._acknowledge(offset, offset + 1, offsets)
-                self.dead[offset] = DeadLetter(attempts, reason, at_us)
+                self.dead[offset] = DeadLetter(attempts, reason, at_us, text)
                 offsets.append(offset)
         while len(self.dead) > MAX_DEAD:
             oldest = min(self.dead)

@@ -136,7 +136,7 @@ def _of_progress(progress: Progress, kind: Kind, numbers: list[int]) -> bytes | 
         waiting = progress.waiting.get(number)
         return None if waiting is None else _WAITING.pack(*waiting)
     dead = progress.dead.get(number)
-    return None if dead is None else _DEAD.pack(dead.at_us, dead.attempts, dead.reason)
+    return None if dead is None else _DEAD.pack(dead.at_us, dead.attempts, dead.reason) + dead.text.encode()
 
 
 def load(state: Tables, key: Key, value: bytes) -> None:
@@ -176,5 +176,5 @@ def _load_progress(state: Tables, kind: Kind, numbers: list[int], value: bytes) 
     elif kind is Kind.WAITING:
         progress.waiting[numbers[2]] = Waiting(*_WAITING.unpack(value))
     else:
-        at_us, attempts, reason = _DEAD.unpack(value)
-        progress.dead[numbers[2]] = DeadLetter(attempts, reason, at_us)
+        at_us, attempts, reason = _DEAD.unpack_from(value)
+        progress.dead[numbers[2]] = DeadLetter(attempts, reason, at_us, value[_DEAD.size :].decode())

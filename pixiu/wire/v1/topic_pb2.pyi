@@ -1013,6 +1013,7 @@ class MessageReport(_message.Message):
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     TOUCHED_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     """a number that the reply names"""
     part: _builtins.int
@@ -1028,6 +1029,8 @@ class MessageReport(_message.Message):
     def touched(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """offsets that need more time; not answered"""
 
+    @_builtins.property
+    def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectedMessage]: ...
     def __init__(
         self,
         *,
@@ -1036,14 +1039,40 @@ class MessageReport(_message.Message):
         acknowledged: _abc.Iterable[_builtins.int] | None = ...,
         refused: _abc.Iterable[_builtins.int] | None = ...,
         touched: _abc.Iterable[_builtins.int] | None = ...,
+        rejected: _abc.Iterable[Global___RejectedMessage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "part", b"part", "refused", b"refused", "request", b"request", "touched", b"touched"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "part", b"part", "refused", b"refused", "rejected", b"rejected", "request", b"request", "touched", b"touched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MessageReport: _TypeAlias = MessageReport  # noqa: Y015
+
+@_typing.final
+class RejectedMessage(_message.Message):
+    """A message that goes to the dead letters at once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    reason: _builtins.str
+    """a sentence, at most 256 bytes"""
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RejectedMessage: _TypeAlias = RejectedMessage  # noqa: Y015
 
 @_typing.final
 class ConsumeReply(_message.Message):

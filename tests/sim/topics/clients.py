@@ -178,7 +178,8 @@ class Member:
         refused = [(offset, rng.choice((0.0, 0.5))) for offset in offsets if rng.random() < (0.05 if self.world.writing else 0.0)]
         taken = {offset for offset, _ in refused}
         ranges = [(offset, offset + 1) for offset in offsets if offset not in taken]
-        report = ev.Reported(self.number, 1, effect.part, ranges, refused)
+        rejected = [(offset, "by chance") for offset, _ in refused[:1] if offset % 5 == 0]
+        report = ev.Reported(self.number, 1, effect.part, ranges, refused[len(rejected) :], rejected)
         self.world.after(rng.choice((0.01, 0.2)), self._report, number, report)
 
     def _report(self, number: int, report: ev.Reported) -> None:

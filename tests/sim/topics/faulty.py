@@ -114,9 +114,14 @@ class LeavesUnwanted(Core):
 
 class _GivesEarly(Dispatcher):
     def report(
-        self, member: int, part: int, acknowledged: Sequence[tuple[int, int]], refused: Sequence[tuple[int, float]]
+        self,
+        member: int,
+        part: int,
+        acknowledged: Sequence[tuple[int, int]],
+        refused: Sequence[tuple[int, float]],
+        rejected: Sequence[tuple[int, str]] = (),
     ) -> Pending | None:
-        pending = super().report(member, part, acknowledged, refused)
+        pending = super().report(member, part, acknowledged, refused, rejected)
         for each in pending.settlement.deferred if pending else ():
             self.queues[part].ready.again(each.offset, each.offset + 1, 0.0)
         return pending

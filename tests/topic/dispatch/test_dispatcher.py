@@ -83,6 +83,18 @@ def test_a_range_over_everything_settles_what_the_member_has() -> None:
     assert bench.report(1, 3, 4) is None
 
 
+def test_a_rejected_message_is_dead_at_once_and_frees_its_slot() -> None:
+    bench = Bench(1, 1)
+    bench.join(1, credit=1)
+    bench.pump()
+    assert bench.dispatcher.report(2, PART, [], [], [(0, "not its own")]) is None
+    pending = bench.dispatcher.report(1, PART, [], [], [(0, "too large")])
+    assert pending is not None
+    assert pending.settlement.dead == [Dead(0, 1, Reason.REJECTED, "too large")]
+    bench.commit(pending)
+    assert bench.pump() == [(1, [1])]
+
+
 def test_nothing_is_done_before_it_is_committed() -> None:
     bench = Bench(0, 0)
     bench.join(1, credit=1)

@@ -289,6 +289,21 @@ def test_resent_dead_letters_wait_with_no_attempts_and_can_be_acknowledged_again
     assert (progress.waiting, list(progress.dead), progress.acks.floor) == ({}, [1], 6)
 
 
+def test_a_dead_letter_keeps_what_its_member_said() -> None:
+    log = Log()
+    log.open_part()
+    log.channel()
+    log.write(*range(6))
+    log.settle(dead=[en.Dead(1, 1, en.Reason.REJECTED, "zu groß"), en.Dead(2, 3, en.Reason.ATTEMPTS), en.Dead(4, 1, 3, "no")])
+    assert same(log.store.state, log.reopened().store.state)
+    dead = log.reopened().store.state.progress[CHANNEL, PART].dead
+    assert {offset: letter.text for offset, letter in dead.items()} == {1: "zu groß", 2: "", 4: "no"}
+    entry = en.Settlement(CHANNEL, PART, dead=[en.Dead(1, 1, 3, "zu groß")]).encode()
+    for wrong in (entry[:-1], entry + b"x", entry[:-1] + b"\xff", entry[:-7]):
+        with pytest.raises(MalformedData):
+            en.Settlement.decode(wrong)
+
+
 def test_what_is_asked_for_is_checked_before_it_comes_into_the_log() -> None:
     for kind, payload in (
         (en.TOPIC, b'{"topic": "1", "name": "x"}'), (en.TOPIC, b'{"topic": 1}'), (en.OPEN, b"[]"), (en.SEAL, b"{}"),

@@ -27,7 +27,7 @@ from pixiu.client.login import refused_login
 from pixiu.client.messages.load_test import handling
 from pixiu.client.timeouts import within
 from pixiu.client.topics.described import refused
-from pixiu.client.topics.drafts import check_seconds
+from pixiu.client.topics.drafts import check_seconds, text_of
 from pixiu.client.topics.reading.member_core import (
     AskTopic,
     CloseMember,
@@ -122,6 +122,19 @@ class ChannelMessage(TopicMessage):
     def nack_soon(self, delay_s: float = 0.0) -> None:
         """`nack` without waiting."""
         self._member.report_soon(self, delay_s)
+
+    async def reject(self, reason: str) -> bool:
+        """Send the message to the channel's dead letters at once, because no attempt can succeed.
+
+        Args:
+            reason: a sentence that says why, and what to do; the servers keep 256 bytes of it.
+
+        Returns as `ack`."""
+        return await self._member.report(self, reason)
+
+    def reject_soon(self, reason: str) -> None:
+        """`reject` without waiting."""
+        self._member.report_soon(self, reason)
 
     def touch(self) -> None:
         """Ask for the channel's whole time-out again, because handling the message takes long."""
@@ -328,27 +341,29 @@ class ChannelMember:
 
     # --- reporting
 
-    async def report(self, message: ChannelMessage, delay_s: float | None) -> bool:
-        """Report a message as done, or refused with a delay, and wait for the answer."""
-        if not self._report(message, delay_s):
+    async def report(self, message: ChannelMessage, how: float | str | None) -> bool:
+        """Report a message as done, as refused with a delay, or as rejected with a reason, and wait for the answer."""
+        if not self._report(message, how):
             return False
         future: asyncio.Future[bool] = self._loop.create_future()
         self._reports[message.place] = future
         return await future
 
-    def report_soon(self, message: ChannelMessage, delay_s: float | None) -> None:
+    def report_soon(self, message: ChannelMessage, how: float | str | None) -> None:
         """`report` without waiting."""
-        self._report(message, delay_s)
+        self._report(message, how)
 
-    def _report(self, message: ChannelMessage, delay_s: float | None) -> bool:
+    def _report(self, message: ChannelMessage, how: float | str | None) -> bool:
         if self._closed:
             raise NotConnected("the member is closed: the message is not acknowledged, and comes again")
-        if delay_s is None:
+        if how is None:
             effects = self.core.acknowledge(message.place)
-        elif not 0 <= delay_s <= MAX_DELAY_S:
-            raise InvalidArgument(f"a delay is from 0 to {MAX_DELAY_S:g} seconds, not {delay_s!r}")
+        elif isinstance(how, str):
+            effects = self.core.refuse(message.place, text_of(how, "a reason"))
+        elif not 0 <= how <= MAX_DELAY_S:
+            raise InvalidArgument(f"a delay is from 0 to {MAX_DELAY_S:g} seconds, not {how!r}")
         else:
-            effects = self.core.refuse(message.place, int(delay_s * 1000))
+            effects = self.core.refuse(message.place, int(how * 1000))
         if effects is None:
             return False
         self._apply(effects)
@@ -451,7 +466,12 @@ class ChannelMember:
             credit=credit,
             reports=[
                 topic_pb2.MessageReport(
-                    request=each.request, part=each.part, acknowledged=each.acknowledged, refused=each.refused, touched=each.touched
+                    request=each.request,
+                    part=each.part,
+                    acknowledged=each.acknowledged,
+                    refused=each.refused,
+                    touched=each.touched,
+                    rejected=[topic_pb2.RejectedMessage(offset=offset, reason=reason) for offset, reason in each.rejected],
                 )
                 for each in reports
             ],

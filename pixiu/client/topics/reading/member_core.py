@@ -28,6 +28,8 @@ REPORT_AGAIN_S: Final = 0.2
 """Least wait before a refused report is made again, seconds."""
 MAX_REPORTS: Final = 100
 """Reports of a stream that are not answered. Policy: what is to be reported waits, and shares a report."""
+MAX_REJECTED: Final = 500
+"""Rejected messages of a report. Policy: others are in the next one, because each has a text."""
 REJOIN_SOON_S: Final = 2.0
 """Longest time after which such groups are joined again when a leader says that the channel was moved, seconds: not all members
 come at once."""
@@ -54,6 +56,8 @@ class Report(NamedTuple):
     refused: Sequence[int] = ()
     """Pairs: offset, delay in ms."""
     touched: Sequence[int] = ()
+    rejected: Sequence[tuple[int, str]] = ()
+    """(offset, reason)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +126,10 @@ class PartHeld:
         self.unreported: set[int] = set()
         self.acknowledged: set[int] = set()
         """To report."""
-        self.refused: dict[int, int] = {}
-        """To report, with the delay in ms."""
+        self.refused: dict[int, int | str] = {}
+        """To report, with the delay in ms, or the reason of a rejection."""
         self.touched: set[int] = set()
-        self.reporting: dict[int, tuple[frozenset[int], dict[int, int]]] = {}
+        self.reporting: dict[int, tuple[frozenset[int], dict[int, int | str]]] = {}
         """Request → what was reported by it."""
 
     @property
@@ -305,13 +309,14 @@ class MemberCore:
         held.acknowledged.add(place.offset)
         return [Reportable(place.stream)]
 
-    def refuse(self, place: Place, delay_ms: int) -> list[Effect] | None:
-        """Report that a message failed. None: it is no longer this member's, or was reported."""
+    def refuse(self, place: Place, how: int | str) -> list[Effect] | None:
+        """Report that a message failed: the delay before it comes again in ms, or why it goes to the dead letters at once. None: it
+        is no longer this member's, or was reported."""
         if not self.holds(place):
             self.counters.void += 1
             return None
         held = self._reports(place)
-        held.refused[place.offset] = delay_ms
+        held.refused[place.offset] = how
         return [Reportable(place.stream)]
 
     def touch(self, place: Place) -> list[Effect]:
@@ -346,19 +351,24 @@ class MemberCore:
                 part = next(iter(stream.turns))
                 del stream.turns[part]
                 reports.append(self._report(stream.parts[part], part))
+                if stream.parts[part].to_report:
+                    stream.turns[part] = None
                 free -= 1
         return (credit, reports) if credit or reports else None
 
     def _report(self, held: PartHeld, part: int) -> Report:
         self._numbers += 1
         acknowledged, refused, touched = frozenset(held.acknowledged), dict(held.refused), sorted(held.touched)
+        texts = [offset for offset, how in refused.items() if isinstance(how, str)]
+        left = {offset: refused.pop(offset) for offset in texts[MAX_REJECTED:]}
         if acknowledged or refused:
             held.reporting[self._numbers] = acknowledged, refused
         held.acknowledged.clear()
-        held.refused.clear()
+        held.refused = left
         held.touched.clear()
-        pairs = [number for pair in sorted(refused.items()) for number in pair]
-        return Report(self._numbers, part, ranges_of(acknowledged), pairs, touched)
+        pairs = [number for offset, how in sorted(refused.items()) if isinstance(how, int) for number in (offset, how)]
+        rejected = [(offset, how) for offset, how in sorted(refused.items()) if isinstance(how, str)]
+        return Report(self._numbers, part, ranges_of(acknowledged), pairs, touched, rejected)
 
     def reported(
         self,

@@ -9,6 +9,7 @@ import pytest
 
 from pixiu.client.options import ClientOptions
 from pixiu.client.topics.reading.member_core import (
+    MAX_REJECTED,
     REJOIN_S,
     REJOIN_SOON_S,
     AskTopic,
@@ -63,6 +64,19 @@ def test_acknowledgements_of_a_turn_are_one_report_of_ranges() -> None:
     assert outcomes(effects) == {10: True, 11: True, 12: False, 13: True, 15: False}
     assert core.idle()
     assert (core.counters.acknowledged, core.counters.refused, core.counters.void) == (2, 1, 2)
+
+
+def test_rejected_messages_are_reported_with_their_reasons_in_reports_of_a_bounded_size() -> None:
+    core, (stream,) = joined(Cluster(1, 1))
+    core.delivered(stream, 1, 0, MAX_REJECTED + 2, 0)
+    for offset in range(MAX_REJECTED + 1):
+        core.refuse(Place(stream, 1, offset), f"too large: {offset}")
+    core.refuse(Place(stream, 1, MAX_REJECTED + 1), 7)
+    first, second = reports(core, stream)
+    assert (len(first.rejected), first.rejected[3], first.refused) == (MAX_REJECTED, (3, "too large: 3"), [MAX_REJECTED + 1, 7])
+    assert (second.rejected, second.refused) == ([(MAX_REJECTED, f"too large: {MAX_REJECTED}")], [])
+    effects = core.reported(stream, second.request, 1, [], [MAX_REJECTED], None, 0.0)
+    assert outcomes(effects) == {MAX_REJECTED: True}
 
 
 def test_a_message_is_reported_once() -> None:
