@@ -37,7 +37,7 @@ from setproctitle import setproctitle
 from onebox.children import DieWithParent
 
 MAX_MESSAGE: Final = 256 << 10
-ROLES: Final = ("proxy", "router", "broker", "relay", "xiu", "pi", "topic", "admin", "gateway")
+ROLES: Final = ("proxy", "router", "broker", "relay", "xiu", "pi", "topic", "admin", "gateway", "bridge")
 PRELOADED: Final = ("cluster.process.host", "registry.membership", "node.options", *(f"{role}.service" for role in ROLES))
 LOOK_S: Final = 1.0
 """Starts within this time use the same code: they belong to one cluster that starts."""

@@ -37,6 +37,7 @@ LIVE: Final[Mapping[str, tuple[str, ...]]] = {
         "drain_clients_per_s",
     ),
     "router": (), "broker": (), "relay": (), "xiu": (), "pi": (), "topic": (), "admin": (),
+    "bridge": ("paused",),
 }  # fmt: skip
 """Table → keys that may be set while the cluster runs; every role also has those of `all`."""
 

@@ -26,7 +26,7 @@ MIN_BYTES: Final = 16
 MAX_BYTES: Final = 64
 FILE: Final = re.compile(r"([1-9]|1[0-5])\.(key|next)")
 SALT: Final = b"pixiu datagrams 1"
-ROLES: Final = ("broker", "gateway", "pi", "proxy", "relay", "router", "xiu", "topic", "admin")
+ROLES: Final = ("broker", "gateway", "pi", "proxy", "relay", "router", "xiu", "topic", "admin", "bridge")
 """Roles; the number of a role on the wire is its position here, from 1. New ones are added at the end."""
 NUMBER: Final = {role: number for number, role in enumerate(ROLES, 1)}
 TAG_SIZE: Final = 16

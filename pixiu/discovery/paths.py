@@ -34,7 +34,7 @@ from pixiu.errors import InvalidArgument
 from pixiu.placement.partition import MAX_PARTITIONS
 
 DEFAULT_ROOT: Final = "/pubsub"
-UNPARTITIONED_ROLES: Final = ("proxy", "gateway", "admin")
+UNPARTITIONED_ROLES: Final = ("proxy", "gateway", "admin", "bridge")
 PARTITIONED_ROLES: Final = ("router", "broker", "relay", "xiu", "pi", "topic")
 STORES: Final = ("xiu", "pi", "topic")
 """Roles with a replicated log, whose partitions have a `state` node."""
@@ -43,7 +43,7 @@ GROUPED_ROLES: Final = ("topic",)
 DOUBLED_ROLES: Final = tuple(role for role in PARTITIONED_ROLES if role not in GROUPED_ROLES)
 """Partitioned roles that grow by doubling: their number of partitions is a power of two."""
 ROLES: Final = (*UNPARTITIONED_ROLES, *PARTITIONED_ROLES)
-START_ORDER: Final = ("xiu", "pi", "topic", "router", "relay", "broker", "admin", "proxy", "gateway")
+START_ORDER: Final = ("xiu", "pi", "topic", "router", "relay", "broker", "admin", "proxy", "gateway", "bridge")
 """Roles in the order in which a cluster starts."""
 DRAIN_ORDER: Final = START_ORDER[::-1]
 """Roles in the order in which they end: clients first, and each while those that it hands over to still serve."""

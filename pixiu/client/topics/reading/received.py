@@ -51,6 +51,11 @@ class TopicMessage:
         return self._found
 
     @property
+    def size(self) -> int:
+        """Bytes of the message as it is stored: body, key, headers. Known without decoding it."""
+        return self._end - self._at
+
+    @property
     def body(self) -> bytes:
         """The bytes that the writer sent."""
         return self._message().body

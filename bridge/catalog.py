@@ -1,0 +1,89 @@
+"""The connectors by their kinds, and the file that describes the bridges.
+
+    [orders-to-shop]
+    kind = "to-webhook"
+    topic = "orders"
+    url = "https://shop.example/orders"
+
+Source: docs/bridges.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bridge.connectors.files import Files, FilesOptions
+from bridge.connectors.webhook import Webhook, WebhookOptions
+from bridge.options import BridgeOptions
+from cluster.settings.fields import show, unknown
+from cluster.settings.options import Sources, read_tables
+from pixiu.errors import ConfigurationError
+
+MAX_BRIDGES: Final = 256
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A connector: its options, and what makes it."""
+
+    options: type[BridgeOptions]
+    make: Callable[[str, Any], Any]
+    """Makes a target or a source from the bridge's name and options."""
+    alone: Callable[[Any], bool] = lambda _options: False
+    """Says whether one process alone runs a bridge with these options; else all of them share its work."""
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "to-webhook": Kind(WebhookOptions, Webhook),
+    "to-files": Kind(FilesOptions, Files),
+}
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """One bridge as the file describes it."""
+
+    name: str
+    options: BridgeOptions
+
+    @property
+    def kind(self) -> Kind:
+        """Its connector."""
+        return KINDS[self.options.kind]
+
+    @property
+    def alone(self) -> bool:
+        """True if one process alone runs it."""
+        return self.kind.alone(self.options)
+
+
+def read_bridges(path: Path | str) -> list[Bridge]:
+    """Read and check the file of the bridges. Raises `ConfigurationError` with a line for each error."""
+    found, wrong = list[Bridge](), list[str]()
+    tables = read_tables(path)
+    if len(tables) > MAX_BRIDGES:
+        wrong.append(f"{path}: these are {len(tables)} bridges; at most {MAX_BRIDGES} are allowed")
+    for name, table in tables.items():
+        if not NAME.fullmatch(name):
+            wrong.append(f"{path}: [{show(name)}]: the name of a bridge is 1 to 64 of A-Z a-z 0-9 . _ -")
+        elif not isinstance(table, dict):
+            wrong.append(f"{path}: {name} = {show(table)}: must be a table, [{name}]")
+        elif table.get("kind") not in KINDS:
+            what = unknown("connector", str(table.get("kind", "")), KINDS) if "kind" in table else f"give kind: {', '.join(KINDS)}"
+            wrong.append(f"{path}: [{name}] {what}")
+        else:
+            sources = Sources(name, KINDS[table["kind"]].options)
+            for key, raw in table.items():
+                sources.put(key, raw, str(path), text=False)
+            options = sources.build()
+            wrong += sources.wrong
+            if options is not None:
+                found.append(Bridge(name, options))
+    if wrong:
+        raise ConfigurationError("\n".join(wrong))
+    return found

@@ -1,0 +1,193 @@
+"""`pixiu bridge status|pause|resume|replay|check`: bridges between durable topics and other systems.
+
+Source: docs/bridges.md, "Commands".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import typer
+from rich.table import Table
+
+import pixiu
+from pixiu.discovery.node import Node
+from pixiu.errors import InvalidArgument, PixiuError
+from registry.session import read_view, registry_of
+from registry.settings import change_settings, read_settings
+from tools.cli.http import fetch
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, console, guarded, operator, print_json, print_result, print_text
+from tools.topics.values import moment_of
+
+PAUSED: Final = "bridge.paused"
+SUMMED: Final = ("messages", "bytes", "rejected", "retries", "waiting")
+CHECK_S: Final = 15.0
+"""Time in which a connector has to open, seconds."""
+bridge = typer.Typer(name="bridge", no_args_is_help=True, help="Bridges between durable topics and other systems.")
+Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Names of bridges.")]
+
+
+@bridge.command("status")
+@guarded
+def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
+    """Show each bridge: its state, what it carried since its processes began, what it lacks. Exit code 1: one does not get on."""
+    found, silent = asyncio.run(_statuses(target))
+    if as_json:
+        print_json(list(found.values()), indent=2)
+    else:
+        table = Table(box=None, pad_edge=False)
+        for title in ("bridge", "kind", "topic", "state", "messages", "dead letters", "retries", "waiting", ""):
+            table.add_column(title, overflow="fold")
+        for each in found.values():
+            numbers = [f"{each[field]:,}" for field in ("messages", "rejected", "retries", "waiting")]
+            table.add_row(each["name"], each["kind"], each["topic"], each["state"], *numbers, each["why"])
+        console().print(table)
+        if not found and not silent:
+            print_text("no process runs bridges: python -m bridge --config FILE")
+        for line in silent:
+            print_text(f"! {line}")
+    if silent or any(each["why"] for each in found.values()):
+        raise typer.Exit(1)
+
+
+@bridge.command("pause")
+@guarded
+def pause(names: Names, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
+    """Let bridges finish what they write, and do nothing more. What comes waits in the topic, or in the source."""
+    known, _ = asyncio.run(_statuses(target))
+    for name in names:
+        _known(known, name)
+    paused = asyncio.run(_pause(target, add=names))
+    print_result({"paused": paused}, f"paused: {', '.join(paused)}", as_json=as_json)
+
+
+@bridge.command("resume")
+@guarded
+def resume(names: Names, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
+    """Let paused bridges go on."""
+    paused = asyncio.run(_pause(target, remove=names))
+    print_result({"paused": paused}, f"paused: {', '.join(paused) or 'none'}", as_json=as_json)
+
+
+@bridge.command("replay")
+@guarded
+def replay(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A bridge to a target.")],
+    to: Annotated[str, typer.Option("--to", help="start, end, a time ago such as 2h, or a date.", metavar="WHERE")],
+    yes: Yes = False,
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Move a bridge: it goes on from there, and writes again what follows. The audit log of the topic's groups has it."""
+    found = _known(asyncio.run(_statuses(target))[0], name)
+    if not found["channel"]:
+        raise InvalidArgument(
+            f"{name} is a bridge from a source: the topic keeps its positions and stores nothing twice; to store all again, give "
+            "the bridge another name in the file of bridges"
+        )
+    where: Literal["start", "end"] | datetime
+    if to in ("start", "end"):
+        where = "start" if to == "start" else "end"
+    else:
+        where = datetime.fromtimestamp(moment_of(to, time.time()) / 1_000_000, UTC)
+    if not yes:
+        typer.confirm(f"move {name}, channel {found['channel']} of topic {found['topic']}, to {to}?", abort=True, err=True)
+
+    async def move() -> int:
+        async with pixiu.connect(target, client="pixiu-bridge") as px:
+            return await px.topics.seek(found["topic"], found["channel"], where, force=True)
+
+    changed = asyncio.run(move())
+    print_result({"bridge": name, "changed": changed}, f"{name}: moved; {changed:,} messages are concerned", as_json=as_json)
+
+
+@bridge.command("check")
+@guarded
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file of bridges.")],
+    offline: Annotated[bool, typer.Option("--offline", help="Read the file only; connect to nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a file of bridges, and connect to each target and source once. Exit code 1: one does not open."""
+    bridges = importlib.import_module("bridge.catalog").read_bridges(file)
+    failed = {} if offline else asyncio.run(_opened(bridges))
+    found = [{"name": each.name, "kind": each.options.kind, "problem": failed.get(each.name, "")} for each in bridges]
+    if as_json:
+        print_json(found, indent=2)
+    for each in () if as_json else found:
+        print_text(f"{each['name']}: {each['problem'] or ('well described' if offline else 'opens')}")
+    if failed:
+        raise typer.Exit(1)
+
+
+async def _opened(bridges: Sequence[Any]) -> dict[str, str]:
+    """Open every connector: bridge → why it does not open."""
+    failed: dict[str, str] = {}
+    for each in bridges:
+        made = each.kind.make(each.name, each.options)
+        try:
+            async with asyncio.timeout(CHECK_S):
+                await made.open()
+        except TimeoutError:
+            failed[each.name] = f"it does not answer within {CHECK_S:g} s"
+        except PixiuError as error:
+            failed[each.name] = str(error)
+        finally:
+            with suppress(TimeoutError, PixiuError):
+                async with asyncio.timeout(CHECK_S):
+                    await made.close()
+    return failed
+
+
+def _known(found: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    if name not in found:
+        raise InvalidArgument(f"no running process has a bridge {name}; known: {', '.join(found) or 'none'}")
+    return found[name]
+
+
+async def _pause(target: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> list[str]:
+    async with registry_of(target) as (zookeeper, root):
+        settings = await read_settings(zookeeper, root)
+        before = [str(each) for each in settings.values.get(PAUSED, ())]
+        paused = sorted({*before, *add} - {*remove})
+        await change_settings(zookeeper, root, {PAUSED: paused}, operator())
+    return paused
+
+
+async def _statuses(target: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The bridges of all processes by name, numbers added up, and a line for each process that does not answer."""
+    async with registry_of(target) as (zookeeper, root):
+        nodes = (await read_view(zookeeper, root)).running("bridge")
+    found, silent = dict[str, dict[str, Any]](), list[str]()
+    for bridges in await asyncio.gather(*(_ask(node) for node in nodes)):
+        if isinstance(bridges, str):
+            silent.append(bridges)
+            continue
+        for each in bridges:
+            other = found.get(each["name"])
+            if other is None:
+                found[each["name"]] = dict(each)
+                continue
+            for field in SUMMED:
+                other[field] += each[field]
+            if each["why"] or (other["state"] != "running" and each["state"] == "running" and not other["why"]):
+                other |= {"state": each["state"], "why": each["why"]}
+    return dict(sorted(found.items())), silent
+
+
+async def _ask(node: Node) -> list[dict[str, Any]] | str:
+    """The bridges of a process, or why it does not say them."""
+    try:
+        _, body = await fetch(node.host, node.http_port, "/health")
+        bridges: list[dict[str, Any]] = json.loads(body)["service"]["bridges"]
+    except (OSError, ValueError, KeyError) as error:
+        return f"the bridge process at {node.address} does not answer: {error}"
+    return bridges

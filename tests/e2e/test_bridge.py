@@ -1,0 +1,172 @@
+"""Bridges with real processes: a webhook that fails, files, a broker of MQTT, Kafka where it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+import pixiu
+from bridge.connectors.webhook import key_of, signature
+from tests.support.roles import Roles
+from tests.support.waiting import until
+from tools.cli.http import fetch
+
+pytestmark = pytest.mark.e2e
+PATIENT_S = 120.0
+SECRET = "whsec_" + "a" * 32
+
+
+class Hook:
+    """A webhook that checks signatures, fails as it is told, and keeps what it got."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+        self.ids = Counter[str]()
+        self.answer: Callable[[list[dict[str, Any]]], web.Response] = lambda _messages: web.Response()
+        self.port = 0
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Hook:
+        app = web.Application()
+        app.router.add_post("/hook", self._post)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    async def _post(self, request: web.Request) -> web.Response:
+        body, headers = await request.read(), request.headers
+        wanted = signature(key_of(SECRET), headers["webhook-id"], headers["webhook-timestamp"], body)
+        assert headers["webhook-signature"] == wanted
+        self.ids[headers["webhook-id"]] += 1
+        messages = json.loads(body)["messages"]
+        answer = self.answer(messages)
+        if answer.status == 200:
+            self.got += messages
+        return answer
+
+
+@pytest.fixture
+async def cluster(roles: Roles) -> Roles:
+    """A cluster with topics."""
+    await roles.layout(topic=1)
+    roles.start("topic-a", partition=0)
+    roles.start("admin-a")
+    roles.start("proxy-a")
+    await roles.running("topic-a", "admin-a", "proxy-a")
+    return roles
+
+
+async def bridge(cluster: Roles, bridges: str, name: str = "bridge-a") -> None:
+    """Start a process with these bridges."""
+    file = cluster.folder / "bridges.toml"
+    file.write_text(bridges)
+    cluster.start(name, bridges=str(file))
+    await cluster.running(name)
+
+
+async def statuses(cluster: Roles, name: str = "bridge-a") -> dict[str, dict[str, Any]]:
+    """The bridges of a process, by name."""
+    node = await cluster.node(name)
+    assert node is not None
+    _, body = await fetch(node.host, node.http_port, "/health")
+    return {each["name"]: each for each in json.loads(body)["service"]["bridges"]}
+
+
+async def pixiu_bridge(cluster: Roles, *words: str) -> str:
+    """Run `pixiu bridge …`."""
+    command = (sys.executable, "-c", "from ops.bridges.commands import bridge; bridge()", *words)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, "--target", cluster.target(), stdout=pipe, stderr=pipe)
+    out, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return out.decode()
+
+
+async def test_a_webhook_and_files_get_everything_in_order_through_failures_kills_and_pauses(cluster: Roles) -> None:
+    (cluster.folder / "secret").write_text(SECRET)
+    files = cluster.folder / "files"
+    async with asyncio.timeout(PATIENT_S), Hook() as hook, pixiu.connect(cluster.target()) as px:
+        await px.topics.create("orders", parts=2)
+        topic = px.durable_topic("orders")
+        bridges = f"""
+            [shop]
+            kind = "to-webhook"
+            topic = "orders"
+            ordered = true
+            url = "http://127.0.0.1:{hook.port}/hook"
+            secret_file = "{cluster.folder / "secret"}"
+            batch_messages = 20
+            max_backoff_s = 0.5
+            [archive]
+            kind = "to-files"
+            topic = "orders"
+            url = "{files}"
+            linger_ms = 200
+        """
+        await bridge(cluster, bridges)
+
+        async def send(low: int, high: int) -> None:
+            async with topic.writer() as writer:
+                for number in range(low, high):
+                    await writer.send(b"%d" % number, key=f"k{number % 7}")
+
+        def numbers() -> set[int]:
+            return {int(each["body"]) for each in hook.got}
+
+        await send(0, 100)
+        await until(lambda: numbers() == set(range(100)), "everything")
+        fails = iter([429, 503, 500] * 3)
+        hook.answer = lambda _messages: web.Response(status=next(fails, 200), headers={"Retry-After": "0"})
+        await send(100, 200)
+        await until(lambda: numbers() == set(range(200)), "everything")
+        assert max(hook.ids.values()) > 1  # a batch that is repeated has the same ID
+        hook.answer = lambda messages: web.Response(status=413 if any(each["body"] == "217" for each in messages) else 200)
+        await send(200, 300)
+        await until(lambda: numbers() == set(range(300)) - {217}, "everything")
+
+        async def dead() -> bool:
+            letters = await px.topics.dead_letters("orders", "bridge-shop")
+            return [(each.message.body, "413" in each.reason) for each in letters if each.message] == [(b"217", True)]
+
+        await until(dead, "the dead letter")
+        await pixiu_bridge(cluster, "pause", "shop")
+
+        async def paused() -> bool:
+            return bool((await statuses(cluster))["shop"]["state"] == "paused")
+
+        await until(paused, "the pause")
+        await send(300, 320)
+        await cluster.kill("bridge-a")
+        cluster.start("bridge-a", bridges=str(cluster.folder / "bridges.toml"))
+        await cluster.running("bridge-a")
+        await until(paused, "the pause, which survives")
+        assert not numbers() & set(range(300, 320))
+        hook.answer = lambda _messages: web.Response()
+        await pixiu_bridge(cluster, "resume", "shop")
+        await send(320, 340)
+        await until(lambda: numbers() == set(range(340)) - {217}, "everything")
+        for key in range(7):
+            seen = dict.fromkeys(int(each["body"]) for each in hook.got if each["key"] == f"k{key}")
+            assert list(seen) == sorted(seen)
+
+        def archived() -> set[int]:
+            lines = [json.loads(line) for path in files.rglob("*.jsonl") for line in path.read_text().splitlines()]
+            return {int(each["body"]) for each in lines}
+
+        await until(lambda: archived() == set(range(340)), "everything")
+        await pixiu_bridge(cluster, "replay", "shop", "--to", "start", "--yes")
+        await until(lambda: Counter(int(each["body"]) for each in hook.got)[0] > 1, "everything")
