@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridge.connectors.files import Files, FilesOptions
+from bridge.connectors.mqtt import MqttSource, MqttSourceOptions, MqttTarget, MqttTargetOptions
 from bridge.connectors.webhook import Webhook, WebhookOptions
 from bridge.options import BridgeOptions
 from cluster.settings.fields import show, unknown
@@ -41,6 +42,8 @@ class Kind:
 KINDS: Final[Mapping[str, Kind]] = {
     "to-webhook": Kind(WebhookOptions, Webhook),
     "to-files": Kind(FilesOptions, Files),
+    "to-mqtt": Kind(MqttTargetOptions, MqttTarget),
+    "from-mqtt": Kind(MqttSourceOptions, MqttSource, lambda _options: True),
 }
 
 

@@ -24,6 +24,7 @@ from bridge.owners import owner_of
 from bridge.source_run import SourceRun
 from bridge.target_run import TargetRun
 from cluster.core.role import RoleShell
+from cluster.links.api import Peer
 from cluster.metrics.metrics import Sample
 from cluster.process.context import Context
 from cluster.settings.options import ClusterOptions
@@ -62,7 +63,9 @@ class Service(RoleShell):
     # --- what the runtime calls
 
     def on_view(self, view: View) -> None:
-        """Note which processes run bridges."""
+        """Note which processes run bridges. Heartbeats between them show one that died before the registry's view forgets it."""
+        others = [node for node in view.nodes if node.role == "bridge" and node.endpoint != self._context.endpoint_id]
+        self._context.links.set_peers(Peer(node.endpoint, node.role, node.host, node.port, node.stream_port) for node in others)
         running = [node.endpoint for node in view.running("bridge")]
         own = self._context.membership.node
         if own is not None and own.state is NodeState.RUNNING and own.endpoint not in running:

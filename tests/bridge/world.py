@@ -2,7 +2,7 @@
 
     python -m tests.bridge.world SEED
 
-The channel gives messages to the processes that are members, in mode `ordered` a lane to one of them at a time, and gives again what
+The channel gives messages to the members, in mode `ordered` a lane to one of them at a time, and gives again what
 a killed or departing one had. The target takes a batch, and confirms it late, in part, or never; it is killed and comes back.
 """
 
@@ -14,6 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bridge import events as ev
@@ -78,8 +79,8 @@ class Process:
         world, rng = self.world, self.world.rng
         for effect in effects:
             if isinstance(effect, ev.OpenTarget):
-                opens = world.target_up
-                world.after(rng.random(), lambda opens=opens: self.step(ev.Opened() if opens else ev.OpenFailed("away")))
+                answer = ev.Opened() if world.target_up else ev.OpenFailed("away")
+                world.after(rng.random(), partial(self.step, answer))
             elif isinstance(effect, ev.Join):
                 self.member = True
             elif isinstance(effect, ev.Leave):
@@ -141,7 +142,7 @@ class World:
             process.alive = process.member = False
             self.give_back(process, list(process.held))
             self.processes[at] = Process(self)
-            self.after(1.0, lambda new=self.processes[at]: new.step(ev.Begin()))
+            self.after(1.0, partial(self.processes[at].step, ev.Begin()))
         elif kind == 1:
             process.step(ev.End())
             self.after(2.0, lambda: process.step(ev.Begin()))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from tools.cli.http import fetch
 
 pytestmark = pytest.mark.e2e
 PATIENT_S = 120.0
+MOSQUITTO = "/usr/sbin/mosquitto"
 SECRET = "whsec_" + "a" * 32
 
 
@@ -170,3 +174,93 @@ async def test_a_webhook_and_files_get_everything_in_order_through_failures_kill
         await until(lambda: archived() == set(range(340)), "everything")
         await pixiu_bridge(cluster, "replay", "shop", "--to", "start", "--yes")
         await until(lambda: Counter(int(each["body"]) for each in hook.got)[0] > 1, "everything")
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def mosquitto(folder: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A broker that keeps its sessions when it is ended."""
+    (folder / "mosquitto.conf").write_text(
+        f"user root\nlistener {port} 127.0.0.1\nallow_anonymous true\npersistence true\npersistence_location {folder}/\n"
+        "max_queued_messages 0\nmax_inflight_messages 100\nmax_packet_size 20000\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        MOSQUITTO, "-c", str(folder / "mosquitto.conf"), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+@pytest.mark.skipif(not Path(MOSQUITTO).exists(), reason="mosquitto is not installed")
+async def test_topics_go_through_another_broker_of_mqtt_that_is_restarted(cluster: Roles) -> None:
+    port = free_port()
+    async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target()) as px:
+        for name in ("out", "in"):
+            await px.topics.create(name, parts=2)
+        bridges = f"""
+            [out]
+            kind = "to-mqtt"
+            topic = "out"
+            ordered = true
+            host = "127.0.0.1"
+            broker_port = {port}
+            to = "devices/{{key}}"
+            max_backoff_s = 0.5
+            [in]
+            kind = "from-mqtt"
+            topic = "in"
+            host = "127.0.0.1"
+            broker_port = {port}
+            filters = ["devices/#"]
+        """
+        await bridge(cluster, bridges)
+
+        async def away() -> bool:
+            return "does not answer" in (await statuses(cluster))["out"]["why"]
+
+        await until(away, "the sentence that the broker is away")
+        got, topic = dict[str, list[int]](), px.durable_topic("out")
+
+        async def read() -> None:
+            async with px.durable_topic("in").reader() as reader:
+                async for message in reader:
+                    assert message.key is not None
+                    got.setdefault(message.key.decode(), []).append(int(message.body))
+                    assert message.headers["kind"] == b"test"
+
+        async def send(low: int, high: int) -> None:
+            async with topic.writer() as writer:
+                for number in range(low, high):
+                    await writer.send(b"%d" % number, key=f"k{number % 5}", headers={"kind": "test"})
+
+        def numbers() -> set[int]:
+            return {number for each in got.values() for number in each}
+
+        reading = asyncio.create_task(read())
+        async with mosquitto(cluster.folder, port):
+            await send(0, 200)
+            await until(lambda: len(numbers()) >= 150, "most")
+            await cluster.kill("bridge-a")
+            await send(200, 400)
+            cluster.start("bridge-a", bridges=str(cluster.folder / "bridges.toml"))
+            await until(lambda: len(numbers()) >= 300, "more")
+        await topic.send(b"0" * 30_000, key="k0", headers={"kind": "test"})
+        await send(400, 500)
+        async with mosquitto(cluster.folder, port):
+            await until(lambda: numbers() == set(range(500)), lambda: f"what is missing: {set(range(500)) - numbers()}")
+            letters = await px.topics.dead_letters("out", "bridge-out")
+            assert ["20000" in each.reason for each in letters] == [True]
+        reading.cancel()
+        for key, each in got.items():
+            first = list(dict.fromkeys(each))
+            assert first == sorted(first), key
