@@ -272,8 +272,8 @@ class Members:
         if not stream.topic:
             stream.opened = True
             return self._join(stream, request)
-        if request.credit:
-            self.group.step(ev.Credited(stream.number, request.credit))
+        if request.credit or request.paused:
+            self.group.step(ev.Credited(stream.number, 0 if request.paused else request.credit))
         if not request.reports:
             return None
         return self._report(stream, request.reports)

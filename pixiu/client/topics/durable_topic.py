@@ -20,7 +20,7 @@ from pixiu.client.send.early import EarlySends
 from pixiu.client.timeouts import within
 from pixiu.client.topics.drafts import TopicSendOptions, check_count, check_name, check_seconds, draft, tag_of
 from pixiu.client.topics.reading.last import last
-from pixiu.client.topics.reading.member import ChannelMember, Joining
+from pixiu.client.topics.reading.member import MAX_CREDIT, ChannelMember, Joining
 from pixiu.client.topics.reading.reader import Start, TopicGap, TopicReader
 from pixiu.client.topics.reading.received import TopicMessage
 from pixiu.client.topics.surroundings import TopicContext
@@ -37,7 +37,6 @@ LOAD_TESTS: Final = {
     "only": topic_pb2.LOAD_TEST_ONLY,
 }
 DEFAULT_CREDIT: Final = 64
-MAX_CREDIT: Final = 10_000
 
 
 class TopicClient:
@@ -202,7 +201,8 @@ class DurableTopic:
         acknowledged; it goes to another one after the channel's time-out, and when the member leaves.
 
         Args:
-            credit: messages that this member may have unreported, 1 to 10,000. Each of the topic's groups gives at least one.
+            credit: messages that this member may have unreported, 0 to 10,000. Each of the topic's groups gives at least one. 0:
+                nothing comes until `set_credit`.
             tag: gets messages with this tag; empty: those without one, and those for which there is no member with their tag.
             filter: of the channel; if it is there already, it must be this one or not be given.
             load_test: "block": messages of load tests count as acknowledged; "pass": they come, too; "only": nothing else comes.
@@ -214,7 +214,7 @@ class DurableTopic:
             timeout_s: time for which a member may keep a message; 0: the cluster's default.
         """
         check_name(channel, "channel")
-        check_count(credit, "credit", MAX_CREDIT, least=1)
+        check_count(credit, "credit", MAX_CREDIT)
         text = filter_of(filter)
         if tag != "":
             tag_of(tag)

@@ -937,8 +937,11 @@ class ConsumeRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     credit: _builtins.int
     """messages that may be unreported, if it changes"""
+    paused: _builtins.bool
+    """nothing more until a request with a credit"""
     @_builtins.property
     def hello(self) -> Global___ConsumeHello:
         """first request"""
@@ -951,10 +954,11 @@ class ConsumeRequest(_message.Message):
         hello: Global___ConsumeHello | None = ...,
         credit: _builtins.int = ...,
         reports: _abc.Iterable[Global___MessageReport] | None = ...,
+        paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "hello", b"hello", "reports", b"reports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "hello", b"hello", "paused", b"paused", "reports", b"reports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

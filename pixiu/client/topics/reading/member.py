@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from inspect import isawaitable
 from types import TracebackType
 from typing import Final, Self
@@ -27,7 +27,7 @@ from pixiu.client.login import refused_login
 from pixiu.client.messages.load_test import handling
 from pixiu.client.timeouts import within
 from pixiu.client.topics.described import refused
-from pixiu.client.topics.drafts import check_seconds, text_of
+from pixiu.client.topics.drafts import check_count, check_seconds
 from pixiu.client.topics.reading.member_core import (
     AskTopic,
     CloseMember,
@@ -41,7 +41,7 @@ from pixiu.client.topics.reading.member_core import (
 )
 from pixiu.client.topics.reading.received import Origin, Span, TopicMessage, spans
 from pixiu.client.topics.surroundings import TopicContext, is_hopeless
-from pixiu.client.topics.topic_map import TopicMap
+from pixiu.client.topics.topic_map import ChannelInfo, TopicMap
 from pixiu.errors import (
     InvalidArgument,
     MalformedData,
@@ -59,6 +59,7 @@ from pixiu.rpc.duplex import Duplex, End, StreamEnded
 from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.wire.v1 import topic_pb2, topic_pb2_grpc
 
+MAX_CREDIT: Final = 10_000
 MAX_DELAY_S: Final = 30 * 24 * 3600.0
 """Longest delay of a message that is delivered again, seconds."""
 MIN_TICK_S: Final = 0.001
@@ -280,6 +281,16 @@ class ChannelMember:
             await self._arrived.wait()
         return None
 
+    async def next_batch(self, limit: int) -> Sequence[ChannelMessage]:
+        """Wait for messages, and return all that are here, at most `limit`; none once the member is closed. Raises as `next`."""
+        first = await self.next()
+        found = [] if first is None else [first]
+        while self._waiting and len(found) < limit:
+            message = self._waiting.popleft()
+            if message.held:
+                found.append(message)
+        return found
+
     async def run(self, handler: Handler, *, workers: int = 1, backoff_s: float = 1.0, max_backoff_s: float = 60.0) -> None:
         """Call `handler` with each message, and acknowledge the message when the handler has returned. Ends when the member is
         closed. A member that is not open yet is opened, and closed when this ends.
@@ -313,16 +324,19 @@ class ChannelMember:
                 await self.close()
 
     @property
+    def channel(self) -> ChannelInfo | None:
+        """The channel, as the topic's description has it; None: not known yet."""
+        return self.core.topic.channels.get(self._joining.channel)
+
+    @property
     def ordered(self) -> bool:
         """True if the channel is of mode `ordered`."""
-        found = self.core.topic.channels.get(self._joining.channel)
-        return found is not None and found.ordered
+        return self.channel is not None and self.channel.ordered
 
     @property
     def max_attempts(self) -> int:
         """Deliveries of a message before it goes to the dead letters; 0: not known."""
-        found = self.core.topic.channels.get(self._joining.channel)
-        return 0 if found is None else found.max_attempts
+        return 0 if self.channel is None else self.channel.max_attempts
 
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """Wait until everything that was reported is answered. Raises `OutcomeUnknown` after `timeout_s` (default:
@@ -338,6 +352,15 @@ class ChannelMember:
         while self._open and self._error is None and not self.core.idle():
             self._arrived.clear()
             await self._arrived.wait()
+
+    def set_credit(self, credit: int) -> None:
+        """Take another number of messages at a time, 0 to 10,000. 0: nothing more comes until the next call; what is here may still
+        be acknowledged."""
+        check_count(credit, "credit", MAX_CREDIT)
+        if self._open and not self._closed:
+            self._apply(self.core.set_credit(credit, self._loop.time()))
+        else:
+            self._joining = replace(self._joining, credit=credit)
 
     # --- reporting
 
@@ -463,7 +486,8 @@ class ChannelMember:
             return None
         credit, reports = found
         return topic_pb2.ConsumeRequest(
-            credit=credit,
+            credit=credit or 0,
+            paused=credit == 0,
             reports=[
                 topic_pb2.MessageReport(
                     request=each.request,

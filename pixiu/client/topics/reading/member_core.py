@@ -165,7 +165,7 @@ class MemberCore:
     Args:
         options: of the client.
         topic: as described last.
-        credit: messages that may be unreported, of all streams together; each has at least 1.
+        credit: messages that may be unreported, of all streams together; each has at least 1. 0: nothing comes until `set_credit`.
         uniform: returns random numbers in [0, 1).
     """
 
@@ -209,8 +209,13 @@ class MemberCore:
             stream.link.set_addresses(topic.groups.get(group, ()))
         return effects + self._connect(now) + self._share_credit()
 
+    def set_credit(self, credit: int, now: float) -> list[Effect]:
+        """Take another number of messages at a time; 0: nothing more, while what is here may still be reported."""
+        self._credit = credit
+        return self._connect(now) + self._share_credit()
+
     def _share(self) -> int:
-        return max(1, -(-self._credit // max(1, len(self._groups))))
+        return max(1, -(-self._credit // max(1, len(self._groups)))) if self._credit else 0
 
     def _share_credit(self) -> list[Effect]:
         share = self._share()
@@ -219,7 +224,7 @@ class MemberCore:
     def _connect(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for stream in self._groups.values():
-            if stream.number or now < stream.link.rest_until:
+            if stream.number or now < stream.link.rest_until or not self._credit:
                 continue
             address = stream.link.address()
             if not address:
@@ -336,13 +341,13 @@ class MemberCore:
         stream.turns[place.part] = None
         return held
 
-    def next_report(self, number: int, now: float) -> tuple[int, list[Report]] | None:
-        """(credit if it changes, else 0; reports) to send on a stream; None: nothing."""
+    def next_report(self, number: int, now: float) -> tuple[int | None, list[Report]] | None:
+        """(credit if it changes, 0 for a pause, else None; reports) to send on a stream; None: nothing."""
         stream = self._by_number.get(number)
         if stream is None or not stream.answered:
             return None
         share = self._share()
-        credit = share if stream.credit != share else 0
+        credit = share if stream.credit != share else None
         stream.credit = share
         reports: list[Report] = []
         if now >= stream.rest_until:
@@ -354,7 +359,7 @@ class MemberCore:
                 if stream.parts[part].to_report:
                     stream.turns[part] = None
                 free -= 1
-        return (credit, reports) if credit or reports else None
+        return (credit, reports) if credit is not None or reports else None
 
     def _report(self, held: PartHeld, part: int) -> Report:
         self._numbers += 1
@@ -422,7 +427,7 @@ class MemberCore:
         deadline = self._rejoin_at
         for stream in self._groups.values():
             if not stream.number:
-                deadline = min(deadline, stream.link.rest_until)
+                deadline = min(deadline, stream.link.rest_until if self._credit else inf)
             elif stream.turns and stream.rest_until:
                 deadline = min(deadline, stream.rest_until)
         return deadline

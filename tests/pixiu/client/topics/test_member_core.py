@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from math import inf
 
 import pytest
 
@@ -195,3 +196,20 @@ def test_a_part_that_is_finished_before_its_seal_is_known_keeps_its_group_joined
     cluster.resize([1], [Range(0, SLOTS, 0)])
     assert core.set_topic(cluster.topic(), 0.0) == []
     assert core.delivered(stream, 2, 0, 1, 0)
+
+
+def test_a_member_without_credit_joins_nothing_and_one_that_pauses_keeps_what_it_has() -> None:
+    core = MemberCore(ClientOptions(), Cluster(1, 1).topic(), 0, lambda: 0.5)
+    assert core.begin(0.0) == []
+    assert core.next_deadline() == inf
+    assert core.set_credit(4, 1.0) == [OpenMember("g0a", 1, 4)]
+    core.answered(1)
+    assert core.next_report(1, 1.0) is None
+    core.delivered(1, 1, 0, 2, 0)
+    assert core.set_credit(0, 2.0) == [Reportable(1)]
+    assert core.next_report(1, 2.0) == (0, [])
+    assert core.acknowledge(Place(1, 1, 0)) == [Reportable(1)]
+    assert core.next_report(1, 2.0) == (None, [Report(2, 1, [0, 1], [], [])])
+    assert core.stream_died(1, 3.0) == [Outcomes([(Place(1, 1, 0), False)]), AskTopic()]
+    assert core.next_deadline() == inf
+    assert [type(each) for each in core.set_credit(1, 9.0)] == [OpenMember]
