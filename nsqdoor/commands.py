@@ -60,4 +60,6 @@ def nsq(
 
 def main() -> None:
     """Run the command alone: `python -m nsqdoor`."""
-    typer.run(nsq)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(nsq)
+    app()

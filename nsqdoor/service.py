@@ -41,13 +41,13 @@ class Service:
         self.logins = Logins(options.target, options.max_logins)
         self.tls = ListenerTls(options.tls_certificate, options.tls_key) if options.tls_certificate else None
         self.refused = 0
-        self.peers: Peers
+        self.peers: Peers | None = None
         self._connections: set[NsqConnection] = set()
         self._addresses: Counter[str] = Counter()
         self._leaving: set[asyncio.Task[None]] = set()
         self._totals: Counter[str] = Counter()
         self._zookeeper: ZooKeeper | None = None
-        self._http: Http
+        self._http: Http | None = None
         self._servers: list[asyncio.Server] = []
         self._draining = False
 
@@ -67,17 +67,17 @@ class Service:
         name = socket.gethostname()
         where = options.broadcast or (name if options.host in ANYWHERE else options.host)
         own = Peer(where, name, port, 0, self.limits.version, f"{where}:{port}")
-        self.peers = Peers(self._zookeeper, root, own)
-        self._http = Http(options, self.limits, self.logins, self.peers, metrics)
+        peers = self.peers = Peers(self._zookeeper, root, own)
+        self._http = Http(options, self.limits, self.logins, peers, metrics)
         try:
             http = await self._http.start()
         except OSError as error:
             raise ConfigurationError(f"http_port = {options.http_port} on {options.host}: {error.strerror}") from None
-        self.peers.own = Peer(where, name, port, http.sockets[0].getsockname()[1], self.limits.version, own.remote_address)
+        peers.own = Peer(where, name, port, http.sockets[0].getsockname()[1], self.limits.version, own.remote_address)
         self._servers = [tcp, http]
         await tcp.start_serving()
-        await self.peers.start()
-        log.get_logger().info(LISTENS, address=where, tcp_port=port, http_port=self.peers.own.http_port)
+        await peers.start()
+        log.get_logger().info(LISTENS, address=where, tcp_port=port, http_port=peers.own.http_port)
 
     async def _listen(self, port: int, option: str) -> asyncio.Server:
         loop = asyncio.get_running_loop()
@@ -88,8 +88,11 @@ class Service:
 
     async def stop(self) -> None:
         """Leave: no new clients, publishes that are under way are answered (at most `drain_s`), then all connections end."""
-        self._draining = self._http.draining = True
-        await self.peers.leave()
+        self._draining = True
+        if self._http is not None:
+            self._http.draining = True
+        if self.peers is not None:
+            await self.peers.leave()
         for server in self._servers:
             server.close()
         with contextlib.suppress(TimeoutError):
@@ -99,8 +102,10 @@ class Service:
         for connection in list(self._connections):
             connection.close()
         await asyncio.gather(*self._leaving, return_exceptions=True)
-        await self._http.close()
-        await self.peers.close()
+        if self._http is not None:
+            await self._http.close()
+        if self.peers is not None:
+            await self.peers.close()
         await self.logins.close()
         if self._zookeeper is not None:
             await self._zookeeper.close()
@@ -142,8 +147,8 @@ class Service:
             "consumers": sum(each.consumer is not None for each in self._connections),
             "in_flight": sum(each.session.in_flight for each in self._connections),
             "logins": len(self.logins),
-            "listeners": len(self.peers.known),
-            "http_requests_total": self._http.requests,
+            "listeners": len(self.peers.known) if self.peers is not None else 0,
+            "http_requests_total": self._http.requests if self._http is not None else 0,
             **{f"{name}_total": totals[name] for name in ("published", "sent", "finished", "requeued")},
         }
 

@@ -27,7 +27,9 @@ from pixiu.errors import ConfigurationError, MalformedData
 OPERATOR: Final = "operator"
 PIPELINE: Final = "pipeline"
 CLIENT: Final = "client"
-LOGINS: Final = (*ROLES, OPERATOR, PIPELINE, CLIENT)
+NSQ: Final = "nsq"
+"""Listeners for NSQ's clients."""
+LOGINS: Final = (*ROLES, OPERATOR, PIPELINE, CLIENT, NSQ)
 """Names that can log in."""
 OWN: Final = "its own role"
 """Placeholder in the table for the role that the path names."""
@@ -41,7 +43,7 @@ MAX_ACCESS_BYTES: Final = 16_384
 EQUAL: Final = ("proxy", "gateway")
 """Roles without partitions that clients look for in the registry."""
 
-_EVERYBODY: Final = (*ROLES, PIPELINE, CLIENT)
+_EVERYBODY: Final = (*ROLES, PIPELINE, CLIENT, NSQ)
 _LINE = re.compile(r"([a-z]+)[ \t]+([!-~]+)", re.ASCII)
 _PARTS: Final = {
     "{equal}": f"(?P<role>{'|'.join(EQUAL)})",
@@ -103,6 +105,11 @@ RULES: Final = (
     PathRule("/bridge/n…", _all("r", *ROLES) | {"bridge": "rw"}),
     PathRule("/topics", _all("r", "proxy", "topic") | {"admin": "rwcd"}, directory=True),
     PathRule("/topics/{name}", _all("r", "proxy", "topic") | {"admin": "rw"}),
+    PathRule("/nsq", _all("r", NSQ), directory=True),
+    PathRule("/nsq/listeners", {NSQ: "rcd"}, directory=True),
+    PathRule("/nsq/listeners/n…", {NSQ: "rw"}),
+    PathRule("/nsq/migration", {NSQ: "r"}, directory=True),
+    PathRule("/nsq/migration/{name}", {NSQ: "r"}),
     PathRule("/{store}", _all("r", *ROLES, PIPELINE), directory=True),
     PathRule("/{role}", _all("r", *ROLES), directory=True),
     PathRule("/{store}/changes", _all("r", *ROLES, PIPELINE) | {OWN: "rw"}, directory=True),

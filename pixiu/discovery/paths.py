@@ -13,6 +13,8 @@
     ROOT/admin/epoch                   persistent JSON: the number of leaderships so far
     ROOT/topics                        persistent JSON: the last numbers given to topics and channels
     ROOT/topics/{name}                 persistent JSON: a topic's settings, parts and channels, written by the leading admin
+    ROOT/nsq/listeners/n…              ephemeral sequential JSON, one per listener for NSQ's clients
+    ROOT/nsq/migration/{name}          persistent JSON: phase of a topic that moves from NSQ here
     ROOT/drain/{endpoint}              ephemeral, held by the tool that asks a process to drain
     ROOT/kick/r…                       ephemeral, held by the tool that asks gateways and proxies to end sessions
     ROOT/settings                      persistent JSON: version and values of settings that change at run time
