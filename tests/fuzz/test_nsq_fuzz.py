@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -28,7 +29,7 @@ said = st.fixed_dictionaries(
     optional={
         "feature_negotiation": st.booleans(), "tls_v1": st.booleans(), "deflate": st.booleans(), "extend_support": st.booleans(),
         "heartbeat_interval": st.integers(-2, 70_000), "msg_timeout": st.one_of(st.integers(), st.text()), "desired_tag": st.text(),
-        "ext_filter": st.dictionaries(st.sampled_from(["type", "filter_ext_key", "filter_data"]), st.one_of(st.integers(), st.text())),
+        "ext_filter": st.dictionaries(st.sampled_from(["type", "filter_ext_key", "filter_data"]), st.integers() | st.text()),
     },
 )  # fmt: skip
 bodies = st.one_of(st.binary(max_size=250), said.map(lambda found: json.dumps(found).encode()))
@@ -97,10 +98,8 @@ def test_any_stream_leads_to_effects_alone(stream: bytes, cuts: list[int]) -> No
 @given(st.binary(max_size=300))
 def test_any_headers_are_read_or_refused(found: bytes) -> None:
     for read in (headers_of, split):
-        try:
+        with contextlib.suppress(Refused):
             read(found)
-        except Refused as why:
-            assert why.code.startswith("E_")
 
 
 @fuzz

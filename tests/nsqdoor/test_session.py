@@ -39,8 +39,8 @@ from tests.support.transcript import check
 HERE = Path(__file__).resolve().parent / "transcripts"
 KINDS = ("", "error ", "message ")
 LIMITS = Limits(
-    version="test", max_message=100, max_body=1_000, max_rdy=10, max_publishes=3, heartbeat_ms=30_000, max_delay_ms=60_000, tls=True,
-    auth=True,
+    version="test", max_message=100, max_body=1_000, max_rdy=10, max_publishes=3, heartbeat_ms=30_000, max_delay_ms=60_000,
+    tls=True, auth=True,
 )  # fmt: skip
 
 
