@@ -25,6 +25,7 @@ from tests.support.forks import fork
 from tests.support.waiting import until
 from tests.support.zookeeper import connected, remove
 
+PROGRAM = "program"
 WAIT_S = 120.0
 """For what must come; generous, because machines are loaded."""
 SETTINGS = {"log_format": "json", "session_timeout_ms": "4000", "cluster.heartbeat_interval_ms": "250"}
@@ -75,6 +76,11 @@ class Roles:
             role, _, number = str(settings["roles"]).partition(",")[0].partition("-")
             partition = int(number or -1)
         self._places[name] = (root, role, partition)
+
+    def start_program(self, name: str, module: str, arguments: Sequence[str]) -> None:
+        """Start a program that is no role, and ends in good order on SIGTERM, before the roles do."""
+        self._processes[name] = self.fork(module, arguments, self.folder / f"{name}.log")
+        self._places[name] = (DEFAULT_ROOT, PROGRAM, -1)
 
     def start_node(self, *names: str, **settings: object) -> None:
         """Start a node of these roles, by their names in `node.roles`; each then has that name here.
@@ -152,7 +158,7 @@ class Roles:
 
     def stop(self) -> None:
         """End them in good order, those that others need last, and look for traces of bugs."""
-        for role in DRAIN_ORDER:
+        for role in (PROGRAM, *DRAIN_ORDER):
             own = dict.fromkeys(process for name, process in self._processes.items() if self._places[name][1] == role)
             for process in own:
                 process.send_signal(signal.SIGTERM)

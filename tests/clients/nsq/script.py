@@ -1,10 +1,10 @@
 """The script that each NSQ client plays: what it publishes, and what it has to see as a consumer that finds nsqd by nsqlookupd.
 
-    pub        20 messages, each answered by OK, come once
-    mpub       10 at once, likewise
-    dpub       one that is delayed by a second comes, and not before
-    requeue    one that is given back comes again, with its attempts counted
-    touch      one that is touched is still the client's, and can be finished
+pub        20 messages, each answered by OK, come once
+mpub       10 at once, likewise
+dpub       one that is delayed by a second comes, and not before
+requeue    one that is given back comes again, with its attempts counted
+touch      one that is touched is still the client's, and can be finished
 """
 
 from __future__ import annotations
