@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 import time
 from collections import Counter
 from functools import partial
@@ -14,7 +13,7 @@ import pytest
 
 import pixiu
 from tests.support.nsq import Http, NsqClient, NsqError, http, listener, mpub
-from tests.support.roles import Roles
+from tests.support.roles import WAIT_S, Roles
 from tests.support.waiting import until
 
 GROUP = ("topic-a", "topic-b")
@@ -183,21 +182,19 @@ async def test_nothing_confirmed_is_lost_when_listeners_and_leaders_are_killed(r
 
 
 class Command:
-    """`pixiu nsq-proxy` of two sides."""
+    """`pixiu nsq-proxy phase` of two sides."""
 
     def __init__(self, roles: Roles, old: int, new: int) -> None:
-        self._end = ("--target", roles.target(), "--json")
-        self._sides = ("--old", f"127.0.0.1:{old}", "--new", f"127.0.0.1:{new}")
+        self._roles, self._number = roles, 0
+        self._end = ("--old", f"127.0.0.1:{old}", "--new", f"127.0.0.1:{new}", "--target", roles.target(), "--json")
 
     async def phase(self, topic: str, number: int, *more: str) -> tuple[int, str]:
         """Exit code and what it says."""
-        words = ("phase", topic, str(number), *self._sides, *more, *self._end)
-        pipe = asyncio.subprocess.PIPE
-        done = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "nsqdoor.migration", *words, stdout=pipe, stderr=pipe
-        )  # fmt: skip
-        out, errors = await done.communicate()
-        return done.returncode or 0, (out + errors).decode()
+        self._number += 1
+        log = self._roles.folder / f"command-{self._number}.log"
+        done = self._roles.fork("nsqdoor.migration", ["phase", topic, str(number), *more, *self._end], log)
+        code = await asyncio.to_thread(done.wait, WAIT_S)
+        return code, log.read_text()
 
 
 async def test_a_topic_moves_in_three_phases(roles: Roles) -> None:

@@ -90,9 +90,9 @@ def nsqd() -> Iterator[tuple[str, str]]:
                 process.wait(30)
 
 
-def play(name: str, tcp: str, lookup: str) -> Mapping[str, str]:
+def play(name: str, tcp: str, lookup: str, topic: str = "") -> Mapping[str, str]:
     """What one client found."""
-    command = (*CLIENTS[name], tcp, lookup, f"matrix-{secrets.token_hex(4)}")
+    command = (*CLIENTS[name], tcp, lookup, topic or f"matrix-{secrets.token_hex(4)}")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         found: Mapping[str, str] = json.loads(done.stdout.splitlines()[-1])
