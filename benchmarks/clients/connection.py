@@ -99,7 +99,7 @@ class Session:
 
 
 MessageCallback = Callable[["Connection", Publish], None]
-EndCallback = Callable[["Connection"], None]
+Callback = Callable[["Connection"], None]
 
 
 class Connection(asyncio.Protocol):
@@ -109,9 +109,12 @@ class Connection(asyncio.Protocol):
     repeats: messages of QoS 2 that came again within their exchange. ack_delay_s: time from a message to its PUBACK or PUBREC.
     """
 
-    def __init__(self, session: Session, dialect: Dialect, on_message: MessageCallback | None, on_end: EndCallback | None) -> None:
+    def __init__(
+        self, session: Session, dialect: Dialect, on_message: MessageCallback | None, on_end: Callback | None,
+        on_connected: Callback | None,
+    ) -> None:  # fmt: skip
         self.session, self.dialect = session, dialect
-        self.on_message, self.on_end = on_message, on_end
+        self.on_message, self.on_end, self.on_connected = on_message, on_end, on_connected
         self.session_present, self.code, self.repeats, self.ack_delay_s = False, -1, 0, 0.0
         self.properties: dict[int, object] = {}
         self.closing = False
@@ -247,6 +250,8 @@ class Connection(asyncio.Protocol):
                         self._accepted.set_exception(Refused(code))
                     else:
                         self._accepted.set_result(None)
+                        if self.on_connected is not None:
+                            self.on_connected(self)
             case Disconnect(code):
                 self.code = code
                 self.cut()
@@ -307,7 +312,8 @@ async def connect(
     keep_alive_s: int = 0,
     source: str = "",
     on_message: MessageCallback | None = None,
-    on_end: EndCallback | None = None,
+    on_end: Callback | None = None,
+    on_connected: Callback | None = None,
 ) -> Connection:
     """Connect.
 
@@ -316,7 +322,7 @@ async def connect(
         session: is forgotten if `clean`.
         expiry_s: session expiry, of MQTT 5.
         source: address of the client, so that there are enough ports.
-        on_message, on_end: called for each message, and when the connection has ended.
+        on_message, on_end, on_connected: called for each message, when the connection has ended, and at its CONNACK.
 
     Raises Refused, Lost, TimeoutError, OSError.
     """
@@ -328,7 +334,7 @@ async def connect(
     packet = Connect(session.client_id, clean, keep_alive_s, session.user, None, will, dialect, properties)
     async with asyncio.timeout(ANSWER_S):
         _, protocol = await loop.create_connection(
-            lambda: Connection(session, dialect, on_message, on_end), *address, local_addr=local
+            lambda: Connection(session, dialect, on_message, on_end, on_connected), *address, local_addr=local
         )
     try:
         await protocol.open(packet)

@@ -204,7 +204,7 @@ class _Judge:
                     self._connected(note)
                 case "will":
                     self._wills[note.connection] = note
-                    will = Message(note.number, note.topic, note.qos, f"will of {note.who}", note.at, place)
+                    will = Message(note.number, note.topic, note.qos, f"connection {note.connection}", note.at, place)
                     self._messages[note.number] = will
                 case "sending":
                     message = Message(note.number, note.topic, note.qos, note.who, note.at, place, note.flag)
