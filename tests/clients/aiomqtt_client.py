@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import aiomqtt
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from tests.clients.script import Message, Where, main
 
@@ -18,8 +21,15 @@ class AioClient:
         self._client: aiomqtt.Client | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    async def connect(self, will: Message | None = None) -> None:
+    async def connect(self, will: Message | None = None, keep: bool = False) -> bool:
         where = self._where
+        session: Any = {}
+        if keep and where.version == "5":
+            expiry: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            expiry.SessionExpiryInterval = 3600
+            session = {"clean_start": False, "properties": expiry}
+        elif keep:
+            session = {"clean_session": False}
         self._client = aiomqtt.Client(
             where.host,
             where.port,
@@ -29,9 +39,11 @@ class AioClient:
             websocket_path="/mqtt" if where.transport == "ws" else None,
             tls_params=aiomqtt.TLSParameters(ca_certs=where.ca) if where.transport == "tls" else None,
             will=aiomqtt.Will(will.topic, will.payload, will.qos, will.retain) if will is not None else None,
+            **session,
         )
         await self._client.__aenter__()
         self._reading = asyncio.create_task(self._read(self._client))
+        return True
 
     async def _read(self, client: aiomqtt.Client) -> None:
         async for message in client.messages:

@@ -27,7 +27,9 @@ ROOT = HERE.parent.parent
 BUILT = Path(os.environ.get("PIXIU_CLIENTS", Path(tempfile.gettempdir()) / f"pixiu-clients-{os.getuid()}"))
 """Folder of what `--prepare` installs and builds."""
 VERSIONS = ("3.1.1", "5")
-TRANSPORTS = ("tcp", "tls", "ws")
+TRANSPORTS = ("tcp", "tls", "ws", "wss")
+MOST = ("tcp", "tls", "ws")
+"""What most drivers have."""
 LIMIT_S = 240.0
 """Longest time of one driver, seconds."""
 Found = dict[str, str]
@@ -40,7 +42,7 @@ class Driver:
     name: str
     command: tuple[str, ...]
     prepare: tuple[tuple[str, ...], ...] = ()
-    transports: tuple[str, ...] = TRANSPORTS
+    transports: tuple[str, ...] = MOST
     folder: str = ""
     """Sources of the driver, copied to `BUILT` before it is built."""
     path: str = ""
@@ -55,6 +57,7 @@ def _pip(target: Path, *packages: str) -> tuple[str, ...]:
     return sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target), "--no-deps", *packages
 
 
+_NPM = ("npm", "install", "--silent")
 _CLASSES = f"{BUILT}/hivemq/target/classes{os.pathsep}{BUILT}/hivemq/lib/*"
 DRIVERS = {
     driver.name: driver
@@ -65,7 +68,8 @@ DRIVERS = {
         Driver(
             "gmqtt", _python("gmqtt_client"), (_pip(BUILT / "gmqtt", "gmqtt>=0.7,<0.9"),), ("tcp", "tls"), path=f"{BUILT}/gmqtt"
         ),
-        Driver("mqttjs", ("node", f"{BUILT}/mqttjs/driver.js"), (("npm", "install", "--silent"),), folder="mqttjs"),
+        Driver("mqttjs", ("node", f"{BUILT}/mqttjs/driver.js"), (_NPM,), TRANSPORTS, folder="mqttjs"),
+        Driver("browser", ("node", f"{BUILT}/mqttjs/browser.js"), (_NPM,), ("ws", "wss"), folder="mqttjs"),
         Driver("golang", (f"{BUILT}/golang/driver",), (("go", "build", "-o", "driver", "."),), folder="golang"),
         Driver(
             "rumqttc", (f"{BUILT}/rumqttc/target/debug/driver",), (("cargo", "build", "--quiet"),), folder="rumqttc"
@@ -155,7 +159,8 @@ def mosquitto(transports: tuple[str, ...] = TRANSPORTS) -> Iterator[tuple[dict[s
         lines = ["per_listener_settings false", "allow_anonymous true", "user root", "max_queued_messages 10000"]
         for transport, port in ports.items():
             lines.append(f"listener {port} 127.0.0.1")
-            lines += {"tls": [f"certfile {certificate}", f"keyfile {secret}"], "ws": ["protocol websockets"]}.get(transport, [])
+            lines += ["protocol websockets"] if transport in ("ws", "wss") else []
+            lines += [f"certfile {certificate}", f"keyfile {secret}"] if transport in ("tls", "wss") else []
         (folder / "mosquitto.conf").write_text("\n".join(lines) + "\n")
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(["mosquitto", "-c", str(folder / "mosquitto.conf")], stdout=log, stderr=log)
@@ -180,7 +185,7 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> No
 
 def table(results: dict[tuple[str, str, str], Found]) -> str:
     """The matrix as text: a row for each client, transport and version."""
-    checks = ("connect", "qos0", "qos1", "qos2", "wildcard", "retained", "will", "shared")
+    checks = ("connect", "qos0", "qos1", "qos2", "wildcard", "retained", "will", "shared", "resume")
     lines = [f"{'client':10} {'over':4} {'MQTT':5} " + " ".join(f"{check:8}" for check in checks)]
     details: list[str] = []
     for (name, transport, version), found in results.items():
@@ -220,7 +225,7 @@ def main() -> int:
         for driver in drivers:
             for transport in (transport for transport in addresses if transport in driver.transports):
                 for version in arguments.versions.split(","):
-                    authority = ca if transport == "tls" else ""
+                    authority = ca if transport in ("tls", "wss") else ""
                     results[driver.name, transport, version] = run(driver, addresses[transport], transport, version, authority)
     print(table(results))
     if arguments.json:

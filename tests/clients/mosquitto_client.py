@@ -6,12 +6,17 @@ import asyncio
 import contextlib
 import json
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from typing import ClassVar
 
 from tests.clients.script import WAIT_S, Message, Where, main
 
 
 class MosquittoClient:
-    """A mosquitto_sub for each subscription, a mosquitto_pub for each message; the will is that of a mosquitto_sub."""
+    """A mosquitto_sub for each subscription, a mosquitto_pub for each message; the will is that of a mosquitto_sub. One that comes back
+    names its topics again, because the program needs some."""
+
+    _kept: ClassVar[dict[str, list[str]]] = {}
+    """Client ID with a session → its topics."""
 
     def __init__(self, where: Where, name: str) -> None:
         self.messages: asyncio.Queue[Message] = asyncio.Queue()
@@ -19,18 +24,27 @@ class MosquittoClient:
         self._will: Message | None = None
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._keep = False
 
     def _common(self) -> list[str]:
         where = self._where
         found = ["-h", where.host, "-p", str(where.port), "-V", "mqttv5" if where.version == "5" else "mqttv311"]
         return [*found, "--cafile", where.ca] if where.transport == "tls" else found
 
-    async def connect(self, will: Message | None = None) -> None:
-        self._will = will
-        if will is not None:
-            await self._listen(f"{self._name}/nothing", 0)
+    async def connect(self, will: Message | None = None, keep: bool = False) -> bool:
+        self._will, self._keep = will, keep
+        if self._name in self._kept:
+            await self._listen(self._kept[self._name], 2)
+        elif will is not None:
+            await self._listen([f"{self._name}/nothing"], 0)
         else:
             await self._run("mosquitto_pub", "-t", f"{self._name}/nothing", "-n", "-q", "1")
+        return True
+
+    @property
+    def _session(self) -> list[str]:
+        expiry = ["-x", "3600"] if self._where.version == "5" else []
+        return ["-i", self._name, *(["-c", *expiry] if self._keep else [])]
 
     async def _run(self, program: str, *arguments: str) -> None:
         process = await asyncio.create_subprocess_exec(program, *self._common(), *arguments, stdout=DEVNULL, stderr=PIPE)
@@ -39,9 +53,10 @@ class MosquittoClient:
         if process.returncode:
             raise ConnectionRefusedError(text.decode(errors="replace").strip())
 
-    async def _listen(self, topic: str, qos: int) -> None:
+    async def _listen(self, topics: list[str], qos: int) -> None:
         will = self._will
-        words = ["-t", topic, "-q", str(qos), "-i", self._name, "-d", "-F", '{"t":"%t","p":"%x","q":%q,"r":%r}']
+        named = [word for topic in topics for word in ("-t", topic)]
+        words = [*named, "-q", str(qos), *self._session, "-d", "-F", '{"t":"%t","p":"%x","q":%q,"r":%r}']
         if will is not None:
             # One message ends it with DISCONNECT 0x00; at a signal it would leave its will by 0x04.
             words += ["-C", "1", "--will-topic", will.topic, "--will-payload", will.payload.decode(), "--will-qos", str(will.qos)]
@@ -56,18 +71,26 @@ class MosquittoClient:
                     if any(code >= 0x80 for code in codes):
                         raise ConnectionRefusedError(f"SUBACK {codes}")
                     break
+                self._take(line)  # of a session, from before
             else:
                 raise ConnectionRefusedError("mosquitto_sub ended")
         self._reading = asyncio.create_task(self._read(process.stdout))
 
     async def _read(self, lines: asyncio.StreamReader) -> None:
         async for line in lines:
-            if line.startswith(b"{"):
-                got = json.loads(line)
-                self.messages.put_nowait(Message(got["t"], bytes.fromhex(got["p"]), got["q"], bool(got["r"])))
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(b"{"):
+            got = json.loads(line)
+            self.messages.put_nowait(Message(got["t"], bytes.fromhex(got["p"]), got["q"], bool(got["r"])))
 
     async def subscribe(self, topic: str, qos: int) -> None:
-        await self._listen(topic, qos)
+        if self._keep:
+            self._kept.setdefault(self._name, []).append(topic)
+            await self._run("mosquitto_sub", "-t", topic, "-q", str(qos), *self._session, "-E")
+        else:
+            await self._listen([topic], qos)
 
     async def publish(self, topic: str, payload: bytes, qos: int, retain: bool = False) -> None:
         content = ["-m", payload.decode()] if payload else ["-n"]

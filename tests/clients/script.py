@@ -9,6 +9,7 @@ check with "ok", or what went wrong. All topics begin with a random prefix, so t
     retained   a message that was retained before arrives at a new subscription with RETAIN, and not after it was cleared
     will       a client that is cut off leaves its will, one that disconnects does not
     shared     of two members of $share/g/… each message reaches one
+    resume     a session gets what was published while it was away, with QoS 1 and 2, once and in order
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ class Client(Protocol):
 
     messages: asyncio.Queue[Message]
 
-    async def connect(self, will: Message | None = None) -> None:
-        """Connect; raises if it is refused."""
+    async def connect(self, will: Message | None = None, keep: bool = False) -> bool:
+        """Connect; raises if it is refused. `keep`: with a session that outlives the connection. Returns False if the server says
+        that there is no session, and True where the client does not show it."""
 
     async def subscribe(self, topic: str, qos: int) -> None:
         """Subscribe; raises if the filter is refused."""
@@ -73,13 +75,17 @@ class Script:
         self._make, self._number = make, 0
 
     def client(self) -> Client:
+        return self._make(self._name())
+
+    def _name(self) -> str:
         self._number += 1
-        return self._make(f"{self._prefix.replace('/', '-')}-{self._number}")
+        return f"{self._prefix.replace('/', '-')}-{self._number}"
 
     async def run(self) -> dict[str, str]:
         checks: dict[str, Callable[[], Awaitable[None]]] = {
             "connect": self._connect, "qos0": lambda: self._qos(0), "qos1": lambda: self._qos(1), "qos2": lambda: self._qos(2),
             "wildcard": self._wildcard, "retained": self._retained, "will": self._will, "shared": self._shared,
+            "resume": self._resume,
         }  # fmt: skip
         found: dict[str, str] = {}
         for name, check in checks.items():
@@ -173,6 +179,29 @@ class Script:
         for member in members:
             await nothing(member)
         for client in (*members, sender):
+            await client.disconnect()
+
+
+    async def _resume(self) -> None:
+        base, name, sender = f"{self._prefix}/resume", self._name(), self.client()
+        first = self._make(name)
+        await first.connect(keep=True)
+        for qos in (1, 2):
+            await first.subscribe(f"{base}/{qos}", qos)
+        await first.disconnect()
+        await sender.connect()
+        for number in range(5):
+            for qos in (1, 2):
+                await sender.publish(f"{base}/{qos}", b"%d" % number, qos)
+        again = self._make(name)
+        if not await again.connect(keep=True):
+            raise AssertionError("no session present")
+        got = [await next_of(again) for _ in range(10)]
+        for qos in (1, 2):
+            mine = [(message.payload, message.qos) for message in got if message.topic == f"{base}/{qos}"]
+            expect(mine, [(b"%d" % number, qos) for number in range(5)])
+        await nothing(again)
+        for client in (again, sender):
             await client.disconnect()
 
 

@@ -106,10 +106,10 @@ type five struct {
 	messages chan message
 }
 
-func openFive(will *message) (client, error) {
+func openFive(id string, will *message, keep bool) (client, bool, error) {
 	conn, err := dial()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	f := &five{conn: conn, messages: make(chan message, 1000)}
 	f.c = paho.NewClient(paho.ClientConfig{
@@ -122,12 +122,16 @@ func openFive(will *message) (client, error) {
 	})
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
-	connect := &paho.Connect{ClientID: name(), KeepAlive: 30, CleanStart: true}
+	connect := &paho.Connect{ClientID: id, KeepAlive: 30, CleanStart: !keep}
+	if keep {
+		expiry := uint32(3600)
+		connect.Properties = &paho.ConnectProperties{SessionExpiryInterval: &expiry}
+	}
 	if will != nil {
 		connect.WillMessage = &paho.WillMessage{Topic: will.Topic, Payload: []byte(will.Payload), QoS: will.QoS, Retain: will.Retain}
 	}
-	_, err = f.c.Connect(ctx, connect)
-	return f, err
+	answer, err := f.c.Connect(ctx, connect)
+	return f, err == nil && answer.SessionPresent, err
 }
 
 func (f *five) inbox() chan message { return f.messages }
@@ -153,9 +157,9 @@ type four struct {
 	messages chan message
 }
 
-func openFour(will *message) (client, error) {
+func openFour(id string, will *message, keep bool) (client, bool, error) {
 	f := &four{messages: make(chan message, 1000)}
-	options := mqtt.NewClientOptions().AddBroker("tcp://" + net.JoinHostPort(host, port)).SetClientID(name())
+	options := mqtt.NewClientOptions().AddBroker("tcp://" + net.JoinHostPort(host, port)).SetClientID(id).SetCleanSession(!keep)
 	options.SetAutoReconnect(false).SetConnectRetry(false).SetConnectTimeout(wait).SetProtocolVersion(4)
 	options.SetCustomOpenConnectionFn(func(*url.URL, mqtt.ClientOptions) (net.Conn, error) {
 		var err error
@@ -169,7 +173,9 @@ func openFour(will *message) (client, error) {
 		options.SetWill(will.Topic, will.Payload, will.QoS, will.Retain)
 	}
 	f.c = mqtt.NewClient(options)
-	return f, done(f.c.Connect())
+	token := f.c.Connect()
+	err := done(token)
+	return f, err == nil && token.(*mqtt.ConnectToken).SessionPresent(), err
 }
 
 func done(token mqtt.Token) error {
@@ -213,15 +219,19 @@ func expect(got, wanted any) {
 }
 
 func open(will *message) client {
-	var c client
-	var err error
-	if version == "5" {
-		c, err = openFive(will)
-	} else {
-		c, err = openFour(will)
-	}
-	must(err)
+	c, _ := openAs(name(), will, false)
 	return c
+}
+
+// openAs opens a client, and says whether its session was there.
+func openAs(id string, will *message, keep bool) (client, bool) {
+	how := openFour
+	if version == "5" {
+		how = openFive
+	}
+	c, present, err := how(id, will, keep)
+	must(err)
+	return c, present
 }
 
 func next(c client) message {
@@ -328,6 +338,35 @@ func shared() {
 	sender.disconnect()
 }
 
+func resume() {
+	base, id := prefix+"/resume", name()
+	first, _ := openAs(id, nil, true)
+	for _, qos := range []byte{1, 2} {
+		must(first.subscribe(fmt.Sprintf("%s/%d", base, qos), qos))
+	}
+	first.disconnect()
+	sender := open(nil)
+	for i := 0; i < 5; i++ {
+		for _, qos := range []byte{1, 2} {
+			must(sender.publish(fmt.Sprintf("%s/%d", base, qos), fmt.Sprint(i), qos, false))
+		}
+	}
+	again, present := openAs(id, nil, true)
+	expect(present, true)
+	got := map[byte][]string{}
+	for i := 0; i < 10; i++ {
+		m := next(again)
+		expect(m.Topic, fmt.Sprintf("%s/%d", base, m.QoS))
+		got[m.QoS] = append(got[m.QoS], m.Payload)
+	}
+	for _, qos := range []byte{1, 2} {
+		expect(got[qos], []string{"0", "1", "2", "3", "4"})
+	}
+	nothing(again)
+	again.disconnect()
+	sender.disconnect()
+}
+
 func main() {
 	host, port, transport, version = os.Args[1], os.Args[2], os.Args[3], os.Args[4]
 	if len(os.Args) > 5 {
@@ -347,6 +386,7 @@ func main() {
 	}{
 		{"connect", func() { open(nil).disconnect() }}, {"qos0", level(0)}, {"qos1", level(1)}, {"qos2", level(2)},
 		{"wildcard", wildcard}, {"retained", retained}, {"will", will}, {"shared", shared},
+		{"resume", resume},
 	} {
 		func() {
 			defer func() {

@@ -46,6 +46,10 @@ struct Client {
     acknowledged: UnboundedReceiver<Result<()>>,
 }
 
+fn name(place: &Place) -> String {
+    format!("{}-{}", place.prefix.replace('/', "-"), NUMBER.fetch_add(1, Ordering::SeqCst))
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -60,7 +64,10 @@ fn qos5(qos: u8) -> v5::mqttbytes::QoS {
 
 impl Client {
     async fn open(place: &Place, will: Option<&Message>) -> Result<Client> {
-        let id = format!("{}-{}", place.prefix.replace('/', "-"), NUMBER.fetch_add(1, Ordering::SeqCst));
+        Client::open_as(place, name(place), will, false).await
+    }
+
+    async fn open_as(place: &Place, id: String, will: Option<&Message>, keep: bool) -> Result<Client> {
         let address = if place.transport == "ws" { format!("ws://{}:{}/mqtt", place.host, place.port) } else { place.host.clone() };
         let transport = match place.transport.as_str() {
             "tls" => Transport::tls(place.ca.clone(), None, None),
@@ -69,7 +76,7 @@ impl Client {
         };
         let (inbox, messages) = unbounded_channel();
         let (acks, acknowledged) = unbounded_channel();
-        let (client, task) = if place.five { five(id, address, place.port, transport, will, inbox, acks) } else { four(id, address, place.port, transport, will, inbox, acks) };
+        let (client, task) = if place.five { five(id, address, place.port, transport, will, keep, inbox, acks) } else { four(id, address, place.port, transport, will, keep, inbox, acks) };
         let mut found = Client { client, task, messages, acknowledged };
         found.ack().await?;
         Ok(found)
@@ -119,9 +126,10 @@ impl Client {
     }
 }
 
-fn four(id: String, address: String, port: u16, transport: Transport, will: Option<&Message>, inbox: UnboundedSender<Message>, acks: UnboundedSender<Result<()>>) -> (Either, JoinHandle<()>) {
+fn four(id: String, address: String, port: u16, transport: Transport, will: Option<&Message>, keep: bool, inbox: UnboundedSender<Message>, acks: UnboundedSender<Result<()>>) -> (Either, JoinHandle<()>) {
     use rumqttc::{ConnectReturnCode, Event, Outgoing, Packet, SubscribeReasonCode};
     let mut options = rumqttc::MqttOptions::new(id, address, port);
+    options.set_clean_session(!keep);
     options.set_transport(transport);
     if let Some(will) = will {
         options.set_last_will(rumqttc::LastWill::new(&will.topic, will.payload.clone(), qos4(will.qos), will.retain));
@@ -151,13 +159,16 @@ fn four(id: String, address: String, port: u16, transport: Transport, will: Opti
     (Either::Four(client), task)
 }
 
-fn five(id: String, address: String, port: u16, transport: Transport, will: Option<&Message>, inbox: UnboundedSender<Message>, acks: UnboundedSender<Result<()>>) -> (Either, JoinHandle<()>) {
+fn five(id: String, address: String, port: u16, transport: Transport, will: Option<&Message>, keep: bool, inbox: UnboundedSender<Message>, acks: UnboundedSender<Result<()>>) -> (Either, JoinHandle<()>) {
     use rumqttc::Outgoing;
     use v5::mqttbytes::v5::{ConnectReturnCode, Packet, PubAckReason, SubscribeReasonCode};
     use v5::Event;
     let mut options = v5::MqttOptions::new(id, address, port);
     options.set_transport(transport);
-    options.set_clean_start(true);
+    options.set_clean_start(!keep);
+    if keep {
+        options.set_session_expiry_interval(Some(3600));
+    }
     if let Some(will) = will {
         options.set_last_will(v5::mqttbytes::v5::LastWill::new(&will.topic, will.payload.clone(), qos5(will.qos), will.retain, None));
     }
@@ -278,6 +289,33 @@ async fn shared(place: Place) -> Result<()> {
     sender.close().await
 }
 
+async fn resume(place: Place) -> Result<()> {
+    let (base, id) = (format!("{}/resume", place.prefix), name(&place));
+    let (mut first, mut sender) = (Client::open_as(&place, id.clone(), None, true).await?, Client::open(&place, None).await?);
+    for qos in 1..3 {
+        first.subscribe(&format!("{base}/{qos}"), qos).await?;
+    }
+    first.close().await?;
+    for number in 0..5 {
+        for qos in 1..3 {
+            sender.publish(&format!("{base}/{qos}"), &number.to_string(), qos, false).await?;
+        }
+    }
+    let mut again = Client::open_as(&place, id, None, true).await?;
+    let mut got = Vec::new();
+    for _ in 0..10 {
+        got.push(again.next().await?);
+    }
+    for qos in 1..3 {
+        let mine: Vec<_> = got.iter().filter(|message| message.topic == format!("{base}/{qos}")).cloned().collect();
+        let wanted: Vec<_> = (0..5).map(|n: i32| Message { topic: format!("{base}/{qos}"), payload: n.to_string(), qos, retain: false }).collect();
+        expect(mine, wanted)?;
+    }
+    again.nothing().await?;
+    again.close().await?;
+    sender.close().await
+}
+
 #[tokio::main]
 async fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -299,6 +337,7 @@ async fn main() {
         ("retained", Box::pin(retained(place.clone()))),
         ("will", Box::pin(will(place.clone()))),
         ("shared", Box::pin(shared(place.clone()))),
+        ("resume", Box::pin(resume(place.clone()))),
     ];
     let mut found = BTreeMap::new();
     for (name, check) in checks {

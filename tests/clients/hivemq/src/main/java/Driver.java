@@ -85,33 +85,38 @@ public final class Driver {
         final Forwarder forwarder;
         Mqtt3AsyncClient three;
         Mqtt5AsyncClient five;
+        boolean present;
 
         Client(Message will) throws Exception {
+            this(name(), will, false);
+        }
+
+        Client(String id, Message will, boolean keep) throws Exception {
             forwarder = will == null ? null : new Forwarder();
             InetSocketAddress address = new InetSocketAddress(host, forwarder == null ? port : forwarder.server.getLocalPort());
-            MqttClientBuilder builder = MqttClient.builder().identifier(prefix.replace('/', '-') + "-" + ++number).serverAddress(address);
+            MqttClientBuilder builder = MqttClient.builder().identifier(id).serverAddress(address);
             if (transport.equals("tls")) builder = builder.sslConfig(MqttClientSslConfig.builder().trustManagerFactory(trust).build());
             if (transport.equals("ws")) builder = builder.webSocketConfig().serverPath("mqtt").applyWebSocketConfig();
             if (version.equals("5")) {
                 five = builder.useMqttVersion5().buildAsync();
                 five.publishes(MqttGlobalPublishFilter.ALL, m -> messages.add(
                     new Message(m.getTopic().toString(), new String(m.getPayloadAsBytes()), m.getQos().getCode(), m.isRetain())));
-                var connect = five.connectWith().cleanStart(true);
+                var connect = five.connectWith().cleanStart(!keep).sessionExpiryInterval(keep ? 3600 : 0);
                 if (will != null) {
                     connect = connect.willPublish(Mqtt5Publish.builder().topic(will.topic()).payload(will.payload().getBytes())
                         .qos(MqttQos.fromCode(will.qos())).retain(will.retain()).build().asWill());
                 }
-                done(connect.send());
+                present = done(connect.send()).isSessionPresent();
             } else {
                 three = builder.useMqttVersion3().buildAsync();
                 three.publishes(MqttGlobalPublishFilter.ALL, m -> messages.add(
                     new Message(m.getTopic().toString(), new String(m.getPayloadAsBytes()), m.getQos().getCode(), m.isRetain())));
-                var connect = three.connectWith().cleanSession(true);
+                var connect = three.connectWith().cleanSession(!keep);
                 if (will != null) {
                     connect = connect.willPublish(Mqtt3Publish.builder().topic(will.topic()).payload(will.payload().getBytes())
                         .qos(MqttQos.fromCode(will.qos())).retain(will.retain()).build());
                 }
-                done(connect.send());
+                present = done(connect.send()).isSessionPresent();
             }
         }
 
@@ -146,6 +151,10 @@ public final class Driver {
         void disconnect() throws Exception {
             done(five != null ? five.disconnect() : three.disconnect());
         }
+    }
+
+    static String name() {
+        return prefix.replace('/', '-') + "-" + ++number;
     }
 
     interface Check {
@@ -232,6 +241,28 @@ public final class Driver {
         sender.disconnect();
     }
 
+    static void resume() throws Exception {
+        String base = prefix + "/resume", id = name();
+        Client first = new Client(id, null, true), sender = new Client(null);
+        for (int qos = 1; qos < 3; qos++) first.subscribe(base + "/" + qos, qos);
+        first.disconnect();
+        for (int i = 0; i < 5; i++) {
+            for (int qos = 1; qos < 3; qos++) sender.publish(base + "/" + qos, "" + i, qos, false);
+        }
+        Client again = new Client(id, null, true);
+        expect(again.present, true);
+        Map<Integer, List<String>> got = new LinkedHashMap<>(Map.of(1, new ArrayList<>(), 2, new ArrayList<>()));
+        for (int i = 0; i < 10; i++) {
+            Message message = again.next();
+            expect(message.topic(), base + "/" + message.qos());
+            got.get(message.qos()).add(message.payload());
+        }
+        for (int qos = 1; qos < 3; qos++) expect(got.get(qos), List.of("0", "1", "2", "3", "4"));
+        again.nothing();
+        again.disconnect();
+        sender.disconnect();
+    }
+
     public static void main(String[] words) throws Exception {
         host = words[0];
         port = Integer.parseInt(words[1]);
@@ -256,6 +287,7 @@ public final class Driver {
         checks.put("retained", Driver::retained);
         checks.put("will", Driver::will);
         checks.put("shared", Driver::shared);
+        checks.put("resume", Driver::resume);
         StringBuilder out = new StringBuilder("{");
         for (Map.Entry<String, Check> check : checks.entrySet()) {
             String result = "ok";
