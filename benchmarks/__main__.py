@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-NO_BENCHMARKS = {"attack_load", "attack_requests", "growth", "peers", "stores", "topic_scale", "topic_worker"}
+NO_BENCHMARKS = {
+    "attack_load", "attack_requests", "connection", "growth", "peers", "stores", "strangers", "topic_scale", "topic_worker", "watching",
+}  # fmt: skip
 """Parts of other benchmarks, and the long run of `make grow`."""
 
 
@@ -16,7 +18,7 @@ def main() -> int:
     here = Path(__file__).parent
     names = [
         f"{folder}.{module.name}"
-        for folder in ("cores", "clusters", "attacks")
+        for folder in ("cores", "clusters", "clients", "attacks")
         for module in pkgutil.iter_modules([str(here / folder)])
         if module.name not in NO_BENCHMARKS
     ]

@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
     # --- for callers
 
     async def open(self, connect: Connect) -> None:
-        """Send CONNECT and wait for CONNACK; then what the session has not done is sent again. Raises Refused, Lost, TimeoutError."""
+        """Send CONNECT, wait for CONNACK, send again what the session has not done. Raises Refused, Lost, TimeoutError."""
         self.write(encode(connect))
         async with asyncio.timeout(ANSWER_S):
             await self._accepted

@@ -1,15 +1,16 @@
-"""Does a cluster keep its promises to MQTT clients that do anything, while every kind of its processes dies, and is its memory flat?
+"""Does a cluster keep its promises to MQTT clients that do anything, while every kind of its processes dies, and is its memory
+flat?
 
-Clients of MQTT 3.1, 3.1.1 and 5 at three gateways publish with every QoS, with and without RETAIN, subscribe to topics, wildcards and
-shared filters, unsubscribe, leave in order or not, connect again elsewhere, take over their own connections, leave wills, and send
-packets that are none. Every few seconds a process of the next kind is killed (SIGKILL) or stopped for some seconds (SIGSTOP). What the
-clients saw is judged by `tests/history/mqtt/judge.py`. With `--persistent` a third of the clients have sessions that outlive their
-connections: they stay away for a while, and get everything of QoS 1 and 2 in the end. With `--fuzz` so many strangers send packets that
-were mutated, all the time.
+Clients of MQTT 3.1, 3.1.1 and 5 at three gateways publish with every QoS, with and without RETAIN, subscribe to topics,
+wildcards and shared filters, unsubscribe, leave in order or not, connect again elsewhere, take over their own connections,
+leave wills, and send packets that are none. Every few seconds a process of the next kind is killed (SIGKILL) or stopped for
+some seconds (SIGSTOP). What the clients saw is judged by `tests/history/mqtt/judge.py`. With `--persistent` a third of the
+clients have sessions that outlive their connections: they stay away for a while, and get everything of QoS 1 and 2 in the end.
+With `--fuzz` so many strangers send packets that were mutated, all the time.
 
-Estimate, written before the first run: nothing that was accepted is lost but near a kill or stop of a broker or gateway, nothing comes
-twice, no retained value is old, every will comes; with sessions nothing at all is lost. Memory of a process grows by less than
-1 MiB a minute after its first minute.
+Estimate, written before the first run: nothing that was accepted is lost but near a kill or stop of a broker or gateway,
+nothing comes twice, no retained value is old, every will comes; with sessions nothing at all is lost. Memory of a process grows
+by less than 1 MiB a minute after its first minute.
 
     python -m benchmarks.clients.random_clients [--minutes 5] [--clients 30] [--pace 4] [--every 10] [--kinds broker,gateway,…]
         [--persistent] [--fuzz 4] [--seed 1] [--keep DIR] [--json]
@@ -298,7 +299,9 @@ async def run(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, An
     with running_cluster(folder, *shape, layout="separate") as cluster:
         await asyncio.to_thread(cluster.wait_healthy)
         world = World(cluster, arguments.seed, arguments.pace)
-        kinds = (["w"] * 2 + ["s"] * (arguments.clients // 5) + ["p"] * (arguments.clients // 3 * arguments.persistent))[: arguments.clients]
+        kinds = (["w"] * 2 + ["s"] * (arguments.clients // 5) + ["p"] * (arguments.clients // 3 * arguments.persistent))[
+            : arguments.clients
+        ]
         kinds += ["c"] * (arguments.clients - len(kinds))
         people = [Person(world, kind, number) for number, kind in enumerate(kinds)]
         victims = Victims(cluster, arguments.kinds, arguments.seed, lambda *fault: faults.append(Fault(*fault)))

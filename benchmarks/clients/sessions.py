@@ -1,16 +1,18 @@
 """Does a persistent session get everything that came while it was away, whatever died meanwhile?
 
-So many sessions of MQTT 3.1.1 and 5 subscribe at three gateways and go, half of them without a DISCONNECT: each to its device's topics,
-to a group's, a tenth of them to a wildcard over all groups, and all to one broadcast topic. Four publishers, which have sessions
-themselves and send again what was not acknowledged, publish with QoS 1 and 2, while gateways, relays, routers, brokers, proxies and the
-leaders of Xiu and Pi are killed or stopped in turn. Then all sessions come back at other gateways. `tests/history/mqtt/backlog.py`
-judges what they got.
+So many sessions of MQTT 3.1.1 and 5 subscribe at three gateways and go, half of them without a DISCONNECT: each to its device's
+topics, to a group's, a tenth of them to a wildcard over all groups, and all to one broadcast topic. Four publishers, which have
+sessions themselves and send again what was not acknowledged, publish with QoS 1 and 2, while gateways, relays, routers,
+brokers, proxies and the leaders of Xiu and Pi are killed or stopped in turn. Then all sessions come back at other gateways.
+`tests/history/mqtt/backlog.py` judges what they got.
 
-Beforehand, while nothing is killed, some broadcasts of 8 KiB are published: Xiu's counter of stored bytes says how often each is there.
+Beforehand, while nothing is killed, some broadcasts of 8 KiB are published: Xiu's counter of stored bytes says how often each
+is there.
 
-Estimate, written before the first run: nothing is missing, QoS 2 comes once, each topic is in order; a broadcast is stored once in each
-replica of Xiu. A message costs 0.3 ms in gateway, proxy, router, Xiu and Pi together (two replicas each) and an entry of an inbox 10 µs,
-a broadcast 12 ms: 110,000 messages take 50 s of CPU in all servers. The return is 400,000 deliveries at 40 µs: 16 s.
+Estimate, written before the first run: nothing is missing, QoS 2 comes once, each topic is in order; a broadcast is stored once
+in each replica of Xiu. A message costs 0.3 ms in gateway, proxy, router, Xiu and Pi together (two replicas each) and an entry
+of an inbox 10 µs, a broadcast 12 ms: 110,000 messages take 50 s of CPU in all servers. The return is 400,000 deliveries at 40
+µs: 16 s.
 
     python -m benchmarks.clients.sessions [--sessions 1000] [--messages 100000] [--exactly 10000] [--rate 1500] [--every 8]
         [--kinds gateway,…; none] [--seed 1] [--keep DIR] [--json]
@@ -238,9 +240,7 @@ class Run:
                 for task in beside:
                     task.cancel()
         self.figures["memory"] = memory.slopes()
-        verdict = judge_backlog(
-            plan.wanted(arguments.sessions, self._accepted), {each.who: each.came for each in self._travellers}
-        )
+        verdict = judge_backlog(plan.wanted(arguments.sessions, self._accepted), {each.who: each.came for each in self._travellers})
         self.figures["judged"] = dict(verdict.counts)
         self.problems += verdict.violations
 

@@ -7,15 +7,15 @@ subscription each. Then
     connections  all clients lose their connections at the same moment, as behind a balancer that restarts
     all          all gateways are killed
 
-and all come back at once, as stock clients do: first within a second, then with a wait that doubles from 1 s to 8 s, with jitter, and
-each time at any gateway. A client is back when its SUBACK has come. Meanwhile an innocent client publishes with QoS 1 at one gateway to
-another one at another gateway (not with `all`, where they are victims themselves).
+and all come back at once, as stock clients do: first within a second, then with a wait that doubles from 1 s to 8 s, with
+jitter, and each time at any gateway. A client is back when its SUBACK has come. Meanwhile an innocent client publishes with QoS
+1 at one gateway to another one at another gateway (not with `all`, where they are victims themselves).
 
-Estimate, written before the first run: a client costs a gateway 0.6 ms (accept, CONNECT, SUBSCRIBE, join), itself 0.3 ms, and the
-router and the broker 0.2 ms: 20,000 take 22 CPU seconds, 11 s on two cores. A gateway accepts 1,000 a second after the first 2,000
-(`gateway.connect_rate_per_s`), three of them so 20,000 in 5 s; who is refused waits for 1 to 8 s more. So 20 s for all, 10 s for
-one of three gateways; the aim is a minute. The innocent wait behind a turn of the event loop that accepts many: 100 ms at p99 instead
-of 5. A gateway has 12 KiB a connection.
+Estimate, written before the first run: a client costs a gateway 0.6 ms (accept, CONNECT, SUBSCRIBE, join), itself 0.3 ms, and
+the router and the broker 0.2 ms: 20,000 take 22 CPU seconds, 11 s on two cores. A gateway accepts 1,000 a second after the
+first 2,000 (`gateway.connect_rate_per_s`), three of them so 20,000 in 5 s; who is refused waits for 1 to 8 s more. So 20 s for
+all, 10 s for one of three gateways; the aim is a minute. The innocent wait behind a turn of the event loop that accepts many:
+100 ms at p99 instead of 5. A gateway has 12 KiB a connection.
 
     python -m benchmarks.clients.storm [--clients 20000] [--gateways 3] [--what gateway,connections,all] [--workers 2]
         [--set gateway.connect_rate_per_s=1000] [--json]
@@ -91,7 +91,10 @@ class Clients:
 
     def tell(self) -> None:
         """Print how many are there."""
-        print(json.dumps({"at": time.monotonic(), "back_at": self._back_at, "there": len(self._open), "counts": self.counts}), flush=True)
+        print(
+            json.dumps({"at": time.monotonic(), "back_at": self._back_at, "there": len(self._open), "counts": self.counts}),
+            flush=True,
+        )
 
     async def _live(self, number: int) -> None:
         rolls, session = random.Random(number), Session(f"storm-{number}", str(1_000_000 + number))
@@ -111,9 +114,7 @@ class Clients:
         async with self._gate if self._ramping else contextlib.nullcontext():
             connection = None
             try:
-                connection = await connect(
-                    ("127.0.0.1", rolls.choice(self._ports)), session, keep_alive_s=600, source=source
-                )
+                connection = await connect(("127.0.0.1", rolls.choice(self._ports)), session, keep_alive_s=600, source=source)
                 (code,) = await connection.subscribe([(f"storm/{number % 1000}/{number}", 1)])
                 if code >= 0x80:
                     raise Refused(code)
@@ -296,11 +297,12 @@ async def storm(what: str, cluster: LocalCluster, clients: Crowd, count: int) ->
     await asyncio.sleep(AFTER_S)
     watched.cancel()
     await innocent.stop()
+    spent = [used - cpu.get(pid, 0.0) for pid, used in (await asyncio.to_thread(cpu_s, cluster)).items()]
     bound = BOUND_MIB + BOUND_KIB * count / 1024
     return {
         "fewest": clients.least, "back_s": round(took, 1), "curve": curve, "counts": dict(clients.counts),
         "innocent before": innocent.figures(began - BEFORE_S, began), "innocent during": innocent.figures(began, end),
-        "innocent failed": dict(innocent.failed), "server_cpu_s": round(sum(max(0.0, used - cpu.get(pid, 0.0)) for pid, used in cpu_s(cluster).items()), 1),
+        "innocent failed": dict(innocent.failed), "server_cpu_s": round(sum(spent), 1),
         "gateway_mib": {
             str(port): f"{before_mib.get(port, 0.0):.0f} before, {mib:.0f} at most" for port, mib in sorted(most_mib.items())
         },

@@ -1,7 +1,7 @@
 """Clients without a login that send packets which were valid until some of their bytes were changed.
 
-A stranger connects, sends a stream of packets that was mutated (bytes changed, cut out, repeated, sent in pieces), reads what comes for
-a moment, and goes. Its topics begin with `strangers/`, so that it publishes to nobody.
+A stranger connects, sends a stream of packets that was mutated (bytes changed, cut out, repeated, sent in pieces), reads what
+comes for a moment, and goes. Its topics begin with `strangers/`, so that it publishes to nobody.
 """
 
 from __future__ import annotations

@@ -104,7 +104,12 @@ class Victims:
     """
 
     def __init__(
-        self, cluster: LocalCluster, kinds: Sequence[str], seed: int, on_fault: Callable[[str, float, float], None], stops: float = 0.4
+        self,
+        cluster: LocalCluster,
+        kinds: Sequence[str],
+        seed: int,
+        on_fault: Callable[[str, float, float], None],
+        stops: float = 0.4,
     ) -> None:
         self._cluster, self._kinds, self._on_fault, self._stops = cluster, kinds, on_fault, stops
         self._rolls, self._left = random.Random(seed), list[str]()

@@ -12,8 +12,8 @@ from tests.clients.script import WAIT_S, Message, Where, main
 
 
 class MosquittoClient:
-    """A mosquitto_sub for each subscription, a mosquitto_pub for each message; the will is that of a mosquitto_sub. One that comes back
-    names its topics again, because the program needs some."""
+    """A mosquitto_sub for each subscription, a mosquitto_pub for each message; the will is that of a mosquitto_sub. One that
+    comes back names its topics again, because the program needs some."""
 
     _kept: ClassVar[dict[str, list[str]]] = {}
     """Client ID with a session → its topics."""

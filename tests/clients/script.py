@@ -181,7 +181,6 @@ class Script:
         for client in (*members, sender):
             await client.disconnect()
 
-
     async def _resume(self) -> None:
         base, name, sender = f"{self._prefix}/resume", self._name(), self.client()
         first = self._make(name)

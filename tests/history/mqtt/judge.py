@@ -11,8 +11,8 @@ subscribes to the same filter with the same QoS each time, and those of shared s
     wills       come once after a connection that was not ended by DISCONNECT, and never after one that was
     sessions    are there again; with them nothing of QoS 1 or 2 is missing in the end, whatever was killed
 
-Rooms are real time: while a broker or a gateway is killed or stopped, and for `after_s` from then on, a message to a client without a
-session may be lost. These are counted as `lost near a fault`.
+Rooms are real time: while a broker or a gateway is killed or stopped, and for `after_s` from then on, a message to a client
+without a session may be lost. These are counted as `lost near a fault`.
 
 Source: OASIS MQTT 3.1.1 and 5.0 section 4; docs/promises.md, docs/mqtt.md, docs/subscriptions.md.
 """
@@ -43,9 +43,9 @@ class Note(NamedTuple):
     """What a client did or saw.
 
     starting: CONNECT is sent; `flag`: a clean start. connected: CONNACK has come; `flag`: session present. ended: `how`.
-    subscribing, subscribed, unsubscribing: SUBSCRIBE is sent, SUBACK has come, UNSUBSCRIBE is sent; `topic` is a filter, `qos` what was
-    granted. sending, accepted: PUBLISH is sent, its PUBACK or PUBREC has come; `flag`: retained. got: `flag`: RETAIN, `qos`: received.
-    will: the connection has one.
+    subscribing, subscribed, unsubscribing: SUBSCRIBE is sent, SUBACK has come, UNSUBSCRIBE is sent; `topic` is a filter, `qos`
+    what was granted. sending, accepted: PUBLISH is sent, its PUBACK or PUBREC has come; `flag`: retained. got: `flag`: RETAIN,
+    `qos`: received. will: the connection has one.
     """
 
     at: float
@@ -344,7 +344,9 @@ class _Judge:
                 if note.flag and note.number in self._messages:
                     self._found.counts["retained"] += 1
                     times = [
-                        each.at for each in asking if note.at - self._late_s <= each.at <= note.at and matches(each.topic, note.topic)
+                        each.at
+                        for each in asking
+                        if note.at - self._late_s <= each.at <= note.at and matches(each.topic, note.topic)
                     ]
                     if not times:
                         self._found.violation("retained without a subscription", note)

@@ -28,7 +28,9 @@ LATE_S = 10.0
 PERSISTENT = ("s",)
 
 
-def came(at: float, who: str, connection: int, *filters: str, present: bool = False, clean: bool = True, qos: int = 2) -> list[Note]:
+def came(
+    at: float, who: str, connection: int, *filters: str, present: bool = False, clean: bool = True, qos: int = 2
+) -> list[Note]:
     """A connection with subscriptions."""
     found = [Note(at, STARTING, who, connection, flag=clean), Note(at, CONNECTED, who, connection, flag=present)]
     for each in filters:
@@ -53,7 +55,8 @@ GOOD = [
     *sent(1, 1, "t/1", 2), *sent(2, 2, "t/1", 2), *sent(3, 3, "t/1"), *sent(4, 4, "r/x", retain=True),
     *(got(4.5 + n, "a", 2, "t/1", n, q) for n, q in ((1, 2), (2, 2))), got(5, "a", 2, "t/1", 3), got(5.1, "a", 2, "r/x", 4),
     got(5, "g", 3, "t/1", 1, 2), got(5, "h", 4, "t/1", 2, 2), got(5, "h", 4, "t/1", 3),
-    got(5, "s", 5, "t/1", 1, 2), Note(6, ENDED, "s", 5, how=CUT), *sent(7, 5, "t/2"), got(8, "a", 2, "t/2", 5), got(8, "g", 3, "t/2", 5),
+    got(5, "s", 5, "t/1", 1, 2), Note(6, ENDED, "s", 5, how=CUT), *sent(7, 5, "t/2"),
+    got(8, "a", 2, "t/2", 5), got(8, "g", 3, "t/2", 5),
     Note(9, ENDED, "w", 6, how=LOST), Note(9, ENDED, "v", 7, how=CLEAN), got(10, "a", 2, "t/w", 90), got(10, "g", 3, "t/w", 90),
     *came(20, "s", 8, present=True, clean=False),
     got(21, "s", 8, "t/1", 2, 2), got(21, "s", 8, "t/1", 3), got(21, "s", 8, "t/2", 5), got(21, "s", 8, "t/w", 90),
@@ -139,7 +142,8 @@ def test_a_fault_of_another_process_or_at_another_time_excuses_nothing() -> None
 @pytest.mark.parametrize(
     ("filter_", "topic", "fits"),
     [
-        ("a/+", "a/b", True), ("a/+", "a", False), ("a/+", "a/b/c", False), ("a/#", "a", True), ("a/#", "a/b/c", True), ("#", "$SYS/x", False),
+        ("a/+", "a/b", True), ("a/+", "a", False), ("a/+", "a/b/c", False), ("a/#", "a", True), ("a/#", "a/b/c", True),
+        ("#", "$SYS/x", False),
         ("$share/g/a/+", "a/b", True), ("a", "a/b", False), ("a/b", "a", False),
     ],
 )  # fmt: skip
