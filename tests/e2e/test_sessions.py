@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +97,10 @@ class Phone:
         assert self.lost.wait(WAIT_S)
         self.paho.loop_stop()
 
+    def wait(self, topic: str, count: int) -> None:
+        """Wait until as many messages of a topic came, repeats not counted."""
+        wait_for(lambda: len(set(self.payloads(topic))) >= count, f"{count} messages of {topic}")
+
     def payloads(self, topic: str = "") -> list[bytes]:
         """Those that came, of one topic or of all."""
         return [payload for where, payload, _, _ in self.found if not topic or where == topic]
@@ -119,13 +123,6 @@ def publish(phone: Phone, topic: str, numbers: range, qos: int) -> None:
         assert each.is_published()
 
 
-async def publish_by_sdk(cluster: LocalCluster, send: Callable[[pixiu.Client], Any], count: int) -> None:
-    """Publish by the SDK, confirmed."""
-    async with pixiu.connect(cluster.target, client="sdk") as px:
-        for _ in range(count):
-            await send(px)
-
-
 def numbers(*ranges: range) -> list[bytes]:
     """Payloads of numbers."""
     return [b"%d" % number for each in ranges for number in each]
@@ -142,7 +139,7 @@ async def test_what_came_while_a_client_was_away_arrives_at_another_gateway(clus
             assert phone.subscribe(("away/a", 1), ("away/+/deep", 2), ("room/77", 1), ("#", 0)) == [1, 2, 1, 0]
         publish(sender, "away/a", range(5), 1)
         for phone in (old, new):
-            wait_for(lambda: len(phone.payloads("away/a")) >= 5, "what is sent to who is there")
+            phone.wait("away/a", 5)
             phone.disconnect()
         publish(sender, "away/a", range(5, 100), 1)
         publish(sender, "away/x/deep", range(20), 2)
@@ -156,16 +153,98 @@ async def test_what_came_while_a_client_was_away_arrives_at_another_gateway(clus
     def back() -> None:
         for phone in (old, new):
             assert phone.connect(ports[1]), "session present"
-            wait_for(lambda: len(phone.payloads("away/a")) >= 100, "what was sent meanwhile")
-            wait_for(lambda: len(phone.payloads("room/77")) >= 10, "what the SDK sent meanwhile")
-            wait_for(lambda: len(phone.payloads("away/x/deep")) >= 20, "what a wildcard matches")
-            publish(sender, "away/a", range(100, 110), 1)
-            wait_for(lambda: len(phone.payloads("away/a")) >= 110 - 0, "what is sent now")
+            phone.wait("away/a", 100)
+            phone.wait("room/77", 10)
+            phone.wait("away/x/deep", 20)
+        publish(sender, "away/a", range(100, 110), 1)
+        for phone in (old, new):
+            phone.wait("away/a", 110)
             phone.disconnect()
+        sender.disconnect()
 
     await asyncio.to_thread(back)
     for phone in (old, new):
         assert phone.payloads("away/x/deep") == numbers(range(20))
         assert phone.payloads("room/77") == numbers(range(10))
-        assert not phone.payloads("away/b")
-    assert old.payloads("away/a") == numbers(range(110))
+        assert phone.payloads("away/a") == numbers(range(110))
+        assert not [qos for topic, _, qos, _ in phone.found if topic == "away/b" and qos]
+
+
+async def test_qos_2_goes_exactly_once_both_ways_through_a_gateways_death(cluster: LocalCluster) -> None:
+    ports = cluster.mqtt_ports()
+    victim = next(p for p in cluster.processes("gateway") if int(p["mqtt"].rpartition(":")[2]) == ports[1])
+    receiver, sender = Phone("twice-receiver", paho.MQTTv5), Phone("twice-sender")
+    count = 400
+
+    def run() -> None:
+        receiver.connect(ports[1])
+        receiver.subscribe(("twice/#", 2))
+        sender.connect(ports[1])
+        sent = [sender.paho.publish(f"twice/{1 + number % 2}", b"%d" % number, 1 + number % 2) for number in range(count)]
+        wait_for(lambda: len(receiver.found) >= 40, "messages that flow")
+        os.kill(int(victim["pid"]), signal.SIGKILL)
+        receiver.stopped()
+        sender.stopped()
+        assert receiver.connect(ports[0]), "session present"
+        assert sender.connect(ports[0]), "session present"
+        for each in sent:
+            each.wait_for_publish(WAIT_S)
+        receiver.wait("twice/1", count // 2)
+        receiver.wait("twice/2", count // 2)
+        publish(sender, "twice/over", range(1), 2)
+        receiver.wait("twice/over", 1)  # after all others
+        receiver.disconnect()
+        sender.disconnect()
+
+    await asyncio.to_thread(run)
+    once = receiver.payloads("twice/2")
+    assert sorted(once, key=int) == numbers(range(1, count, 2)), "each of QoS 2 once"
+    assert set(receiver.payloads("twice/1")) == set(numbers(range(0, count, 2)))
+    await asyncio.to_thread(cluster.wait_healthy)
+
+
+async def test_a_session_is_taken_over_ended_and_discarded(cluster: LocalCluster) -> None:
+    ports = cluster.mqtt_ports()
+    sender = Phone("end-sender", paho.MQTTv5, expiry_s=0)
+
+    def run() -> None:
+        sender.connect(ports[0], clean=True)
+        first, second = Phone("end-phone", paho.MQTTv5), Phone("end-phone", paho.MQTTv5)
+        first.connect(ports[0])
+        first.subscribe(("end/a", 1))
+        assert second.connect(ports[1]), "the session of the other gateway's connection"
+        first.stopped()
+        publish(sender, "end/a", range(10), 1)
+        second.wait("end/a", 10)
+        assert second.payloads() == numbers(range(10))
+        second.disconnect()
+        publish(sender, "end/a", range(10, 12), 1)
+        # A clean start discards it, whether the new connection keeps a session or not.
+        third = Phone("end-phone", paho.MQTTv5)
+        assert not third.connect(ports[0], clean=True)
+        third.subscribe(("end/b", 1))
+        publish(sender, "end/a", range(1), 1)
+        publish(sender, "end/b", range(2), 1)
+        third.wait("end/b", 2)
+        assert third.payloads("end/b") == third.payloads() == numbers(range(2))
+        ending = Properties(PacketTypes.DISCONNECT)
+        ending.SessionExpiryInterval = 0
+        third.paho.disconnect(properties=ending)
+        third.stopped()
+        assert not third.connect(ports[1]), "a session expiry of 0 has ended it"
+        third.disconnect()
+        short = Phone("end-short", paho.MQTTv5, expiry_s=1)
+        short.connect(ports[0])
+        short.disconnect()
+
+        def is_over() -> bool:
+            present = short.connect(ports[0])
+            if present:
+                short.disconnect()
+            return not present
+
+        wait_for(is_over, "the end of the session's expiry", pause_s=1.5)
+        short.disconnect()
+        sender.disconnect()
+
+    await asyncio.to_thread(run)

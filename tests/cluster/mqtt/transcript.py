@@ -21,6 +21,10 @@ from cluster.mqtt.events import (
     Connected,
     DropMessages,
     Effect,
+    ForgetMessage,
+    Kept,
+    KeptAcknowledged,
+    KeptReceived,
     PublishMessages,
     Send,
     SendMail,
@@ -28,9 +32,10 @@ from cluster.mqtt.events import (
     SharedAcknowledged,
     SubscribeFilters,
     UnsubscribeFilters,
+    Wanted,
 )
 from cluster.mqtt.mail import Mails
-from cluster.mqtt.outbound import Delivery, OutboundCounters
+from cluster.mqtt.outbound import Delivery, KeptDelivery, OutboundCounters
 from cluster.mqtt.packets import (
     MQTT_3_1,
     MQTT_3_1_1,
@@ -84,7 +89,7 @@ class Player:
 
     def __init__(self) -> None:
         self._now, self._limits = 0.0, SessionLimits()
-        self._admits = ReasonCode.SUCCESS
+        self._admits: ReasonCode | None = ReasonCode.SUCCESS
         self._session: ServerSession | None = None
         self._dialect: Dialect = MQTT_3_1_1
         self._decoder: codec.Decoder | None = None
@@ -124,8 +129,19 @@ class Player:
             self._limits = SessionLimits(**{key: int(value) for key, value in found.items()})
             return []
         if name == "admit":
-            self._admits = ReasonCode[words[1]]
+            self._admits = None if words[1] == "later" else ReasonCode[words[1]]
             return []
+        if name == "session":
+            filters = [one.rsplit(":", 1) for one in found.get("filters", "").split(",") if one]
+            wanted = tuple(Wanted(text, int(qos), retain_handling=2, kept=True) for text, qos in filters)
+            return self.session.admitted(ReasonCode.SUCCESS, self._now, Kept("present" in found, int(found["expiry"]), wanted))
+        if name == "kept":
+            message = KeptDelivery(int(words[1]), _delivery(words[2], found), "dup" in found, "released" in found)
+            return self.session.deliver_kept([message], self._now, anew="anew" in found)
+        if name == "stored":
+            return self.session.kept_released(int(words[1]), self._now)
+        if name == "left_out":
+            return [KeptAcknowledged(self.session.left_out())]
         if name == "at":
             self._now = float(words[1])
             return self.session.timeout(self._now)
@@ -157,12 +173,23 @@ class Player:
                 yield " ".join(["E> subscribe", *(f"{one.filter}:{one.qos}" for one in effect.filters)])
             elif isinstance(effect, UnsubscribeFilters):
                 yield f"E> unsubscribe {' '.join(effect.filters)}"
+                if effect.answer:
+                    yield "E> when it is stored:"
+                    yield from self._packets(effect.answer)
+            elif isinstance(effect, KeptAcknowledged):
+                yield f"E> acknowledged {effect.packet_ids}"
+            elif isinstance(effect, KeptReceived):
+                yield f"E> store that {effect.packet_id} was received"
+            elif isinstance(effect, ForgetMessage):
+                yield f"E> store that {effect.packet_id} was released, then:"
+                yield from self._packets(effect.answer)
             elif isinstance(effect, DropMessages):
                 yield f"E> drop {effect.reason.name}"
             elif isinstance(effect, SharedAcknowledged):
                 yield f"E> shared acknowledged {effect.numbers}"
             elif isinstance(effect, Close):
-                yield f"E> close {effect.reason.name}" + ("" if effect.publish_will else ", no will")
+                ends = f", expiry {effect.expiry_s}" if effect.expiry_s >= 0 else ""
+                yield f"E> close {effect.reason.name}" + ("" if effect.publish_will else ", no will") + ends
             elif isinstance(effect, Connected):
                 yield f"E> connected {effect.client_id} window={effect.terms.window}"
             else:
