@@ -211,6 +211,16 @@ async def test_a_mark_goes_when_its_room_has_been_empty_for_a_while(world: World
     assert SWEEP_S > 10
 
 
+async def test_a_room_whose_mark_was_removed_elsewhere_is_marked_before_the_next_filter_is_confirmed(world: World) -> None:
+    room = topic_room("a")
+    await world.client.put([entry("a", 1)])
+    for each in world.replicas:
+        each.step(ev.MarkRooms(0, (room,), False, 1))
+        assert not each.core.is_marked(room)
+    assert (await world.client.put([entry("a", 2)]))[0].error is None
+    assert all(each.core.is_marked(room) for each in world.replicas)
+
+
 async def test_a_broker_that_never_answers_makes_a_put_fail_and_the_next_one_begins_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
