@@ -131,19 +131,8 @@ class Service(RoleShell):
             turn=context.turn,
             retainer=self._retained,
         )
-        self._store = SessionStore(context)
         self._kept = KeptClient(lambda: context.view, context.links.state, context.tls)
-        self._sessions = Sessions(
-            self._store,
-            self._kept,
-            serves=lambda: self._store.available and self._clients.serves_mail and not self._through_relays,
-            max_expiry_s=lambda: self._options.max_session_expiry_s,
-            topics=topics,
-            vrooms=self._vrooms,
-            important=context.cluster.important_topics,
-            now=context.now,
-            log=context.log,
-        )
+        self._sessions = self._sessions_of(context, topics)
         self._revocations = Requests(context.zookeeper, paths.revocations(context.root), self._end_revoked)
         self._listeners = ClientListeners(context, self._clients, self._guard, self._retained, self._sessions)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)
@@ -159,6 +148,20 @@ class Service(RoleShell):
         context.queries["/sessions"] = self._sessions_page
         context.queries["/retained"] = partial(retained, self._retained.listing)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
+
+    def _sessions_of(self, context: Context[Options], topics: TopicRooms) -> Sessions:
+        store = SessionStore(context)
+        return Sessions(
+            store,
+            self._kept,
+            serves=lambda: store.available and self._clients.serves_mail and not self._through_relays,
+            max_expiry_s=lambda: self._options.max_session_expiry_s,
+            topics=topics,
+            vrooms=self._vrooms,
+            important=context.cluster.important_topics,
+            now=context.now,
+            log=context.log,
+        )
 
     def _enter_effects(self) -> None:
         effects, clients = self._runner.effects, self._clients
@@ -241,7 +244,7 @@ class Service(RoleShell):
         self._mail.stop()
         self._clients.stop()
         await self._sessions.close()
-        await self._store.close()
+        await self._sessions.store.close()
         await self._kept.close()
         await self._kicks.stop()
         if self._guard is not None:
@@ -275,7 +278,7 @@ class Service(RoleShell):
     def on_view(self, view: View) -> None:
         """Heartbeat every router, relay and proxy; send to those that are Running."""
         self._reach(view)
-        self._store.on_view()
+        self._sessions.store.on_view()
         if self._tickets is not None:
             self._tickets.set_proxies(node for node in view.of_role("proxy") if node.state is not NodeState.INIT)
         self._peers_changed()
@@ -395,7 +398,7 @@ class Service(RoleShell):
     async def _forget(self, kick: Kick) -> None:
         """Remove a client's sessions, if this gateway is the one that does it for all."""
         if await self._is_first():
-            found, problem = await forget(self._sessions, self._kept, self._store, kick.client, kick.user)
+            found, problem = await forget(self._sessions, self._kept, self._sessions.store, kick.client, kick.user)
             self._context.audit.write("session_forgotten", client=kick.client, user=kick.user, sessions=found, error=problem)
 
     async def _is_first(self) -> bool:
@@ -410,7 +413,7 @@ class Service(RoleShell):
 
     async def _sessions_page(self, query: Mapping[str, str]) -> dict[str, object]:
         if query.get("away"):
-            return await away(self._kept, self._store, query)
+            return await away(self._kept, self._sessions.store, query)
         return await sessions(self._clients.everybody, query)
 
     def _end_revoked(self, request: str) -> None:
@@ -486,7 +489,7 @@ class Service(RoleShell):
         samples |= self._mail.samples()
         samples |= self._retained.samples()
         samples |= self._wills.samples()
-        samples |= self._sessions.samples() | self._store.samples() | self._kept.samples()
+        samples |= self._sessions.samples() | self._sessions.store.samples() | self._kept.samples()
         if core is not None:
             samples |= totals(core.counters)
             samples |= totals(core.mail.counters, "mail_")

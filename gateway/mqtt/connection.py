@@ -27,9 +27,7 @@ from cluster.mqtt.properties_in_records import extension_for_will
 from cluster.mqtt.reason_codes import ReasonCode
 from cluster.mqtt.server import ServerSession
 from gateway import events as ev
-from gateway.clients.access import (
-    foresee_publish,
-)
+from gateway.clients.access import foresee_publish
 from gateway.clients.backlog import Grade
 from gateway.clients.clients import SLOW, Clients, ClientSession
 from gateway.mail.queue import OVERRUN
@@ -92,20 +90,18 @@ class MQTTConnection(ClientSession):
         "client_id",
         "dialect",
         "keeping",
-        "sessions",
     )
 
     packets = True
 
     def __init__(self, clients: Clients, sessions: Sessions | None = None) -> None:
         super().__init__(clients)
-        self.sessions = sessions
         self.keeping: Keeping | None = None
         """Its session, if that outlives the connection."""
         self.client_id: str | None = None
         """The name among the gateway's clients, once it is connected."""
         self.dialect = 3
-        self._login = Login(self, clients)
+        self._login = Login(self, clients, sessions)
         self._loop = asyncio.get_running_loop()
         self._session: ServerSession | None = None
         self._transport: asyncio.Transport | None = None
@@ -154,6 +150,11 @@ class MQTTConnection(ClientSession):
             clients.now(), self.assigned_id, limits, self._login.admit, vrooms, in_vain, self.gate, clients.counters
         )  # fmt: skip
         self._arm()
+
+    @property
+    def sessions(self) -> Sessions | None:
+        """The gateway's sessions that outlive their connections; None: there are none."""
+        return self._login.sessions
 
     @property
     def assigned_id(self) -> str:
@@ -432,15 +433,15 @@ class MQTTConnection(ClientSession):
 
     def admitted(self, code: ReasonCode, session: Session | None = None) -> None:
         """Answer a CONNECT about which the decision took time. session: the client's, if that outlives the connection."""
-        if self._session is None:
-            if session is not None and self.sessions is not None:
-                self.sessions.end(session, -1)
-            return
-        kept = None
-        if session is not None and self.sessions is not None:
-            self.keeping = Keeping(self, self.sessions, session, self._clients.step)
+        sessions, kept = self.sessions, None
+        if session is not None and sessions is not None:
+            if self._session is None:
+                sessions.end(session, -1)
+                return
+            self.keeping = Keeping(self, sessions, session, self._clients.step)
             kept = self.keeping.kept
-        self._perform(self._session.admitted(code, self._clients.now(), kept))
+        if self._session is not None:
+            self._perform(self._session.admitted(code, self._clients.now(), kept))
 
     def login_over(self, text: str) -> None:
         """End the connection: its login is over."""

@@ -70,7 +70,7 @@ class Keeping:
 
     @property
     def kept(self) -> Kept:
-        """What CONNACK says of it, and what is restored."""
+        """The session as CONNACK reports it, with the filters that are restored."""
         session = self.session
         return Kept(session.present, session.note.expiry_s, tuple(session.filters.values()))
 

@@ -27,7 +27,6 @@ class Connecting(Pending, Protocol):
     """A connection that may not be identified yet."""
 
     access: LoginSession | None
-    sessions: Sessions | None
 
     @property
     def assigned_id(self) -> str:
@@ -46,10 +45,10 @@ class Connecting(Pending, Protocol):
 class Login:
     """Decides about the CONNECT of one client, at once or later."""
 
-    __slots__ = ("_client", "_clients", "_task", "transport")
+    __slots__ = ("_client", "_clients", "_task", "sessions", "transport")
 
-    def __init__(self, client: Connecting, clients: Clients) -> None:
-        self._client, self._clients = client, clients
+    def __init__(self, client: Connecting, clients: Clients, sessions: Sessions | None = None) -> None:
+        self._client, self._clients, self.sessions = client, clients, sessions
         self.transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -66,7 +65,7 @@ class Login:
             self._check_will(connect)
         except PixiuError as error:
             return code_of(error)
-        sessions = self._client.sessions
+        sessions = self.sessions
         uin = uin_of_name(connect.user_name or connect.client_id or self._client.assigned_id)
         if sessions is not None and self._keeps(connect):
             self._task = asyncio.get_running_loop().create_task(self._begin_session(sessions, uin, connect))
@@ -118,12 +117,12 @@ class Login:
         return ReasonCode.SUCCESS
 
     def _keeps(self, connect: Connect) -> bool:
-        sessions = self._client.sessions
+        sessions = self.sessions
         return sessions is not None and sessions.serves and asked_expiry_s(connect) > 0
 
     def _discard(self, uin: int, connect: Connect) -> None:
         """Discard an earlier session of a client with a clean start that keeps none."""
-        sessions = self._client.sessions
+        sessions = self.sessions
         if sessions is not None and sessions.serves and connect.client_id and connect.clean_session:
             sessions.discard(uin, connect.client_id)
 
@@ -138,7 +137,7 @@ class Login:
             access = open_user(guard, identity, credentials.address, credentials.client_id, self._client.login_over)
             self._client.access = access
             await self._ask_about_will(access, connect)
-            sessions = self._client.sessions
+            sessions = self.sessions
             if sessions is not None and self._keeps(connect):
                 await self._begin_session(sessions, identity.uin, connect)
                 return

@@ -67,11 +67,14 @@ class MQTTClient(Protocol):
     """3: MQTT 3.1 or 3.1.1, 5: MQTT 5."""
     access: LoginSession | None
     gate: ReadingGate
-    sessions: Sessions | None
     keeping: Keeping | None
     """Its session, if that outlives the connection."""
     joins: JoinRate
     steps: JoinSteps
+
+    @property
+    def sessions(self) -> Sessions | None:
+        """The gateway's sessions that outlive their connections."""
 
     @property
     def subscriptions(self) -> Collection[str] | None:

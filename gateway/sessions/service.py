@@ -67,6 +67,15 @@ class Store(Protocol):
     async def clear(self, uin: int, generation: int) -> None:
         """Remove a session's state and inbox."""
 
+    def on_view(self) -> None:
+        """Follow the cluster's layout."""
+
+    async def close(self) -> None:
+        """End what is under way."""
+
+    def samples(self) -> dict[str, object]:
+        """Samples for metrics."""
+
 
 class Sessions:
     """The sessions with a connection here.
@@ -92,7 +101,7 @@ class Sessions:
         now: Callable[[], float],
         log: FilteringBoundLogger,
     ) -> None:
-        self._store, self._kept = store, kept
+        self.store, self._kept = store, kept
         self._serves, self._max_expiry_s, self._now, self._log = serves, max_expiry_s, now, log
         self._topics, self._vrooms = topics, vrooms
         self.important = [name.encode() for name in important]
@@ -127,14 +136,14 @@ class Sessions:
         ending = self._ending.get(number)
         if ending is not None:
             await asyncio.wait((ending,))
-        state = await self._store.read(number)
+        state = await self.store.read(number)
         generation = max(state.generation + 1, _now_ms())
         before = _note_of(state)
         expiry_s = min(expiry_s, self._max_expiry_s())
         present = before is not None and not clean and not is_over(before, _now_ms())
         if not present:
             if state.exists or state.waiting:
-                await self._store.clear(number, generation)
+                await self.store.clear(number, generation)
             if before is not None:
                 self._background(self._remove(Session(before, generation, present=False)))
         connected = present and before is not None and before.connected
@@ -144,7 +153,7 @@ class Sessions:
         await self._write(session)
         if connected:
             # Another gateway may have stored something meanwhile; from now on it cannot.
-            state = await self._store.read(number)
+            state = await self.store.read(number)
         if present:
             _restore(session, state)
         self.resumed += present
@@ -173,13 +182,13 @@ class Sessions:
 
     async def store_inbound(self, session: Session) -> None:
         """Store the messages of QoS 2 that the client has not released. Raises `PixiuError`."""
-        await self._store.write(session.uin, NoteName.INBOUND, session.generation, session.inbound.encode())
+        await self.store.write(session.uin, NoteName.INBOUND, session.generation, session.inbound.encode())
 
     async def store_released(self, session: Session) -> None:
         """Store the messages of QoS 2 that the client has. Raises `PixiuError`."""
         session.pruned = False
         try:
-            await self._store.write(session.uin, NoteName.RELEASED, session.generation, session.released.encode())
+            await self.store.write(session.uin, NoteName.RELEASED, session.generation, session.released.encode())
         except PixiuError:
             session.pruned = True
             raise
@@ -203,12 +212,12 @@ class Sessions:
     async def forget(self, uin: int, client_id: str) -> bool:
         """Remove a session, whether it has a connection or not. Returns False if there is none. Raises `PixiuError`."""
         number = session_uin(uin, client_id)
-        state = await self._store.read(number)
+        state = await self.store.read(number)
         before = _note_of(state)
         if before is None and not state.waiting:
             return False
         generation = max(state.generation + 1, _now_ms())
-        await self._store.clear(number, generation)
+        await self.store.clear(number, generation)
         if before is not None:
             await self._remove(Session(before, generation, present=False))
         return True
@@ -272,7 +281,7 @@ class Sessions:
     # --- inside
 
     async def _write(self, session: Session) -> None:
-        await self._store.write(session.uin, NoteName.SESSION, session.generation, session.state(_now_ms()))
+        await self.store.write(session.uin, NoteName.SESSION, session.generation, session.state(_now_ms()))
 
     async def _put(self, session: Session, names: Iterable[str], *, removed: bool = False) -> dict[str, PixiuError]:
         by_filter = session.entries(names, self.rooms_of, _now_ms(), removed=removed)
@@ -298,10 +307,10 @@ class Sessions:
         if put:
             await self._put(session, [name for name, wanted in session.filters.items() if wanted.kept])
         value = session.state(_now_ms(), connected=False)
-        await self._store.write(session.uin, NoteName.SESSION, session.generation, value)
+        await self.store.write(session.uin, NoteName.SESSION, session.generation, value)
 
     async def _over(self, session: Session) -> None:
-        await self._store.clear(session.uin, session.generation)
+        await self.store.clear(session.uin, session.generation)
         await self._remove(session)
 
     async def _renew(self, session: Session) -> None:

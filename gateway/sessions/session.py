@@ -47,7 +47,7 @@ NEVER_RETAINED: Final = 2
 
 
 class Taken(NamedTuple):
-    """What becomes of messages from the inbox."""
+    """Messages from the inbox, by what becomes of them."""
 
     kept: list[KeptDelivery]
     plain: list[Delivery]
@@ -90,7 +90,7 @@ class Session:
         self.gaps = self.unmatched = 0
         """Markers of lost messages since the connection began, and messages that no filter matched any more."""
         self.dropped = self.waiting = 0
-        """When the connection began: messages that the inbox has lost, ever, and those that waited in it."""
+        """As the connection began: messages that the inbox has lost, ever, and those that waited in it."""
         for found in note.filters:
             options = found.options
             rap = bool(options & RETAIN_AS_PUBLISHED)
