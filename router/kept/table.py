@@ -28,7 +28,7 @@ MAX_SLICE: Final = 1_000
 MAX_SLICE_BYTES: Final = 256 << 10
 MAX_FILTER_BYTES: Final = 4 * 4096
 """Longest filter, bytes."""
-ENTRY_BYTES: Final = 800
+ENTRY_BYTES: Final = 1_500
 """Bytes counted for an entry beyond three times its filter."""
 _KEY: Final = struct.Struct(">QQ")
 

@@ -94,7 +94,7 @@ def test_a_room_has_a_limit_of_sessions_and_none_of_filters_of_one() -> None:
 
 
 def test_what_is_there_can_be_renewed_when_nothing_more_has_space() -> None:
-    found = table(entry("a", 1), bytes_=1_000)
+    found = table(entry("a", 1), bytes_=2_000)
     assert found.put(entry("b", 1), NOW) is Stored.FULL
     found.put(entry("b", 1), NOW, limited=False)
     assert found.put(entry("a", 1, 2, until=UNTIL + 1), NOW) is Stored.NEW
