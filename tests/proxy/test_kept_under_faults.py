@@ -91,6 +91,14 @@ def test_each_session_gets_each_accepted_message_once_and_in_order(seed: int) ->
     assert run(world, faults=8) > 300
 
 
+@pytest.mark.parametrize("seed", range(SEEDS // 3))
+def test_so_while_pi_is_doubled(seed: int) -> None:
+    world = KeptWorld(seed, ROOMS)
+    world.after(4.0, world.double_pis)
+    assert run(world, faults=5) > 300
+    assert world.layout_pis == 4
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_without_faults_nothing_is_refused(seed: int) -> None:
     world = KeptWorld(seed, ROOMS, lossy=0.0)
