@@ -452,12 +452,13 @@ class Core:
             out.append(kept_ev.AskKept(due.questions))
         if due.mails:
             out.append(kept_ev.StoreKept(due.mails))
-        for record, batch, why in due.refused:
-            self.counters.records_refused += 1
-            if batch is not None:
-                batch.failures.extend(failures_of(batch, (record,), why.code, why.text, why.retry_after_ms))
-                batch.pending -= 1
-                streams[batch.stream] = None
+        for why, refused in due.refused.items():
+            self.counters.records_refused += len(refused)
+            for batch, records in by_owner(refused, _first_of):
+                if batch is not None:
+                    batch.failures.extend(failures_of(batch, records, why.code, why.text, why.retry_after_ms))
+                    batch.pending -= len(records)
+                    streams[batch.stream] = None
         for batch, records in by_owner(due.send, _first_of):
             touched: dict[EndpointID, _Target] = {}
             gone: list[bytes] = []

@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 from cluster.core.contract import NEVER
@@ -68,15 +69,13 @@ class KeptCounters:
 class _Message(Generic[Owner]):
     """A message that waits."""
 
-    __slots__ = ("left", "number", "owner", "record", "refusal", "released", "session", "sessions", "token", "until")
+    __slots__ = ("left", "number", "owner", "record", "refusal", "session", "sessions", "token", "until")
 
     def __init__(self, record: bytes, owner: Owner | None, session: int, token: int) -> None:
         self.record, self.owner, self.session, self.token = record, owner, session, token
         self.number, self.until = 0, NEVER
         self.sessions: Sequence[int] | None = None
         """None: the routers have not answered."""
-        self.released = False
-        """True once everything before it in its room was released, and it is being stored, or is not for anybody."""
         self.left = 0
         """Its mails that are not stored yet."""
         self.refusal: Refusal | None = None
@@ -89,6 +88,8 @@ class _Room(Generic[Owner]):
     queue: deque[_Message[Owner]] = field(default_factory=deque)
     awaited: set[int] = field(default_factory=set)
     """Tokens of parcels with messages of this room that may come back."""
+    released: int = 0
+    """Messages at the head of the queue that are being stored, or are finished and wait for those before them."""
     size: int = 0
 
 
@@ -100,7 +101,7 @@ class Due(Generic[Owner]):
     mails: list[KeptMail] = field(default_factory=list)
     send: list[tuple[bytes, Owner | None]] = field(default_factory=list)
     """Records that go to brokers, in the order of each room."""
-    refused: list[tuple[bytes, Owner | None, Refusal]] = field(default_factory=list)
+    refused: dict[Refusal, list[tuple[bytes, Owner | None]]] = field(default_factory=dict)
 
 
 class KeptRooms(Generic[Owner]):
@@ -182,8 +183,7 @@ class KeptRooms(Generic[Owner]):
         message = _Message(record, owner, session, token)
         queue = found.queue
         if queue and queue[-1].token > token:
-            at = max(bisect_right(queue, token, key=_token_of), sum(each.released for each in queue))
-            queue.insert(at, message)
+            queue.insert(max(bisect_right(queue, token, key=_token_of), found.released), message)
         else:
             queue.append(message)
         found.size += size
@@ -326,24 +326,23 @@ class KeptRooms(Generic[Owner]):
     def _advance(self, room: int, found: _Room[Owner], due: Due[Owner]) -> None:
         """Release the messages of a room that are next, and take those out that are finished."""
         awaited = min(found.awaited, default=NEVER)
-        for message in found.queue:
-            if message.released:
-                continue
+        for message in islice(found.queue, found.released, None):
             if message.token > awaited or (message.sessions is None and message.refusal is None):
                 break
-            message.released = True
+            found.released += 1
             message.left = 0
             if message.refusal is None and message.sessions:
                 self._store(room, message, due)
-        while found.queue and found.queue[0].released and (found.queue[0].refusal is not None or not found.queue[0].left):
+        while found.released and (found.queue[0].refusal is not None or not found.queue[0].left):
             message = found.queue.popleft()
+            found.released -= 1
             found.size -= len(message.record)
             self._count -= 1
             self._bytes -= len(message.record)
             self._waiting.pop(message.number, None)
             if message.refusal is not None:
                 self.counters.kept_refused += 1
-                due.refused.append((message.record, message.owner, message.refusal))
+                due.refused.setdefault(message.refusal, []).append((message.record, message.owner))
             else:
                 self.counters.kept_stored += bool(message.sessions)
                 due.send.append((with_kept(message.record), message.owner))

@@ -271,7 +271,7 @@ def test_what_waits_is_bounded_and_one_room_may_have_half(monkeypatch: pytest.Mo
     effects = publish(core, [room(6, 6)], 6)
     assert not questions(effects)
     (reply,) = replies(core.step(TICK, stage.TIMEOUT_S))
-    found = {failure.first: failure.code for failure in reply.failures}
+    found = {position: each.code for each in reply.failures for position in range(each.first, each.last + 1)}
     assert found == {1: "UNAVAILABLE", 2: "UNAVAILABLE", 3: "OVERLOADED", 4: "UNAVAILABLE", 5: "UNAVAILABLE", 6: "OVERLOADED"}
     assert core.kept.under_way == 0
 
