@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cluster.mqtt.codec import DISCONNECT, PINGREQ, Decoder, encode
 from cluster.mqtt.packets import (
@@ -142,7 +143,8 @@ class Connection(asyncio.Protocol):
         if self._pings is not None:
             self._pings.cancel()
         error = Lost(f"{self.session.client_id}: {exc or 'closed'}")
-        for waiter in (self._accepted, *self._answers.values()):
+        waiters: list[asyncio.Future[Any]] = [self._accepted, *self._answers.values()]
+        for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(error)
                 waiter.exception()
@@ -291,7 +293,8 @@ class Connection(asyncio.Protocol):
     async def _ask(self, packet_id: int, packet: Packet) -> tuple[int, ...]:
         if self.ended.done():
             raise Lost("it has ended")
-        waiter = self._answers[packet_id] = self._loop.create_future()
+        waiter: asyncio.Future[tuple[int, ...]] = self._loop.create_future()
+        self._answers[packet_id] = waiter
         self.write(encode(packet, self.dialect))
         async with asyncio.timeout(ANSWER_S):
             return await waiter

@@ -30,7 +30,7 @@ import random
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +117,14 @@ class Traveller:
                 place += 1
                 continue
             counts["session present" if connection.session_present else "session gone"] += 1
-            await asyncio.wait({connection.ended, asyncio.ensure_future(end.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.shield(connection.ended)  # the end cuts it
             place += 1
 
 
 class Publisher:
     """Publishes its topics' messages, with a session of its own."""
 
-    def __init__(self, number: int, ports: Sequence[int], accepted: set[int]) -> None:
+    def __init__(self, number: int, ports: Sequence[int], accepted: dict[int, float]) -> None:
         self._session, self._ports, self._accepted = Session(f"publisher-{number}", str(4_000_000 + number)), ports, accepted
         self._rolls = random.Random(number)
         self.connection: Connection | None = None
@@ -154,7 +154,7 @@ class Publisher:
         def done(published: asyncio.Future[None]) -> None:
             self.waiting -= 1
             if published.exception() is None:
-                self._accepted.add(number)
+                self._accepted[number] = time.monotonic()
             else:
                 self.counts[f"not accepted: {published.exception()}"] += 1
 
@@ -180,7 +180,7 @@ class Plan:
             return f"grp/{rolls.randrange(GROUPS)}/{rolls.choice(('alarm', 'state', 'state'))}"
         return f"dev/{rolls.randrange(sessions)}/heat"
 
-    def wanted(self, sessions: int, accepted: set[int]) -> dict[str, list[Wanted]]:
+    def wanted(self, sessions: int, accepted: Container[int]) -> dict[str, list[Wanted]]:
         """What each session must get."""
         by_topic: dict[str, list[Wanted]] = defaultdict(list)
         for number, topic, qos in self.messages:
@@ -218,11 +218,12 @@ class Run:
         self._arguments, self._cluster = arguments, cluster
         self.figures: dict[str, Any] = {}
         self.problems: list[str] = []
-        self._accepted: set[int] = set()
+        self._accepted: dict[int, float] = {}
+        self._faults: list[tuple[str, float, float]] = []
         ports = cluster.mqtt_ports()
         self._travellers = [Traveller(number, ports) for number in range(arguments.sessions)]
         self._publishers = [Publisher(number, ports, self._accepted) for number in range(PUBLISHERS)]
-        self._victims = Victims(cluster, arguments.kinds, arguments.seed, lambda *_: None)
+        self._victims = Victims(cluster, arguments.kinds, arguments.seed, lambda *fault: self._faults.append(fault))
 
     async def all(self) -> None:
         """Do all of it."""
@@ -240,9 +241,25 @@ class Run:
                 for task in beside:
                     task.cancel()
         self.figures["memory"] = memory.slopes()
-        verdict = judge_backlog(plan.wanted(arguments.sessions, self._accepted), {each.who: each.came for each in self._travellers})
+        wanted = plan.wanted(arguments.sessions, self._accepted)
+        verdict = judge_backlog(wanted, {each.who: each.came for each in self._travellers})
         self.figures["judged"] = dict(verdict.counts)
+        self.figures["missing after"] = self._blamed(wanted)
         self.problems += verdict.violations
+
+    def _blamed(self, wanted: Mapping[str, Sequence[Wanted]]) -> dict[str, int]:
+        """What is missing, by the last fault before its acknowledgement, and how many seconds before it began."""
+        found: Counter[str] = Counter()
+        for traveller in self._travellers:
+            came = {each.number for each in traveller.came}
+            for each in wanted[traveller.who]:
+                if each.accepted and each.number not in came:
+                    at = self._accepted[each.number]
+                    kind, began, _ = max(
+                        (fault for fault in self._faults if fault[1] <= at), default=("none", at, at), key=lambda f: f[1]
+                    )
+                    found[f"{kind}, {at - began:.0f} s"] += 1
+        return dict(found)
 
     async def _begin(self) -> None:
         began = time.monotonic()

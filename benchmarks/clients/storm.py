@@ -167,7 +167,7 @@ class Crowd:
     @property
     def back_at(self) -> float:
         """When the last one came back, monotonic seconds."""
-        return max(each["back_at"] for each in self._last)
+        return max(float(each["back_at"]) for each in self._last)
 
     @property
     def there(self) -> int:
