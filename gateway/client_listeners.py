@@ -110,7 +110,8 @@ class ClientListeners:
     ) -> Listener:  # fmt: skip
         host = options.api_host if option == "api_port" else options.mqtt_host
         taken = connect if tls is None else (lambda: TlsHandshake(self._clients, tls, connect))
-        return Listener(taken, host, getattr(options, option), option, self._behind)
+        paced = self._clients.paced
+        return Listener(taken, host, getattr(options, option), option, self._behind, lambda: paced.waiting)
 
     def _api_samples(self) -> list[Sample]:
         assert self._api is not None

@@ -24,6 +24,9 @@ REST_S: Final = 0.004
 """Pause after these until the next ones, seconds."""
 RETRY_S: Final = 1.0
 """Retry interval, seconds, of a process that cannot open more files or has no memory."""
+MAX_WAITING: Final = 500
+"""CONNECTs that wait for their turn, above which no more connections are accepted: about a second's. Those that wait for longer than
+a CONNECT may take would be closed and come again, so that the gateway would work for clients that have gone."""
 LISTEN_BACKLOG: Final = 1024
 """Connections that the kernel keeps until they are accepted."""
 
@@ -37,6 +40,7 @@ class Listener:
         connect: makes the protocol of a new connection.
         option: name of the option for the port.
         behind: finds the client behind a balancer; None: connections are the clients' own.
+        waiting: number of CONNECTs that wait for their turn.
     """
 
     def __init__(
@@ -46,7 +50,9 @@ class Listener:
         port: int,
         option: str = "mqtt_port",
         behind: ProxyDoor | None = None,
+        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._waiting = waiting
         self._connect, self._host, self._port, self._option, self._behind = connect, host, port, option, behind
         self._sockets: list[socket.socket] = []
         self.refused = 0
@@ -93,7 +99,7 @@ class Listener:
     def _accept(self, listener: socket.socket) -> None:
         loop, rest_s, files = asyncio.get_running_loop(), REST_S, _files()
         try:
-            for _ in range(ACCEPTS):
+            for _ in range(ACCEPTS if self._waiting() < MAX_WAITING else 0):
                 connection, _ = listener.accept()
                 if connection.fileno() >= files:
                     # The kernel gives the lowest free number: all below are taken, and those above are not for clients.

@@ -69,6 +69,29 @@ async def test_of_those_who_come_together_a_few_are_accepted_at_once_and_all_in_
         transport.abort()
 
 
+async def test_nobody_is_accepted_while_many_connects_wait_for_their_turn() -> None:
+    waiting, made = [module.MAX_WAITING], list[asyncio.BaseTransport]()
+    asked = 0
+
+    def wait() -> int:
+        nonlocal asked
+        asked += 1
+        return waiting[0]
+
+    listener = Listener(lambda: Noted(made), "127.0.0.1", 0, waiting=wait)
+    port = await listener.bind()
+    await listener.start()
+    with socket.create_connection(("127.0.0.1", port)):
+        await until(lambda: asked >= 3)
+        assert not made
+        waiting[0] -= 1
+        await until(lambda: made)
+    listener.close()
+    for transport in made:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
 async def test_a_process_without_room_for_a_connection_says_so_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     said, made = list[dict[str, Any]](), list[asyncio.BaseTransport]()
     monkeypatch.setattr(module, "RETRY_S", 0.01)
