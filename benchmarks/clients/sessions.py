@@ -130,11 +130,14 @@ class Publisher:
         self.connection: Connection | None = None
         self.waiting = 0
         self.counts: Counter[str] = Counter()
+        self.resent: set[int] = set()
+        """Messages that were sent again with a new connection."""
 
     async def stay(self) -> None:
         """Be connected, until it is cancelled."""
         while True:
             try:
+                self.resent |= {int(each.packet.payload.split(b" ")[0]) for each in self._session.sent.values()}
                 self.connection = await connect(
                     ("127.0.0.1", self._rolls.choice(self._ports)), self._session, dialect=MQTT_5, clean=False, expiry_s=EXPIRY_S,
                     keep_alive_s=60,
@@ -180,11 +183,11 @@ class Plan:
             return f"grp/{rolls.randrange(GROUPS)}/{rolls.choice(('alarm', 'state', 'state'))}"
         return f"dev/{rolls.randrange(sessions)}/heat"
 
-    def wanted(self, sessions: int, accepted: Container[int]) -> dict[str, list[Wanted]]:
+    def wanted(self, sessions: int, accepted: Container[int], resent: Container[int] = ()) -> dict[str, list[Wanted]]:
         """What each session must get."""
         by_topic: dict[str, list[Wanted]] = defaultdict(list)
         for number, topic, qos in self.messages:
-            by_topic[topic].append(Wanted(number, topic, qos, number in accepted))
+            by_topic[topic].append(Wanted(number, topic, qos, number in accepted, number in resent))
         found = {}
         for session in range(sessions):
             names = filters(session)
@@ -241,7 +244,8 @@ class Run:
                 for task in beside:
                     task.cancel()
         self.figures["memory"] = memory.slopes()
-        wanted = plan.wanted(arguments.sessions, self._accepted)
+        resent = frozenset[int]().union(*(each.resent for each in self._publishers))
+        wanted = plan.wanted(arguments.sessions, self._accepted, resent)
         verdict = judge_backlog(wanted, {each.who: each.came for each in self._travellers})
         self.figures["judged"] = dict(verdict.counts)
         self.figures["missing after"] = self._blamed(wanted)
