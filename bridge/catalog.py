@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridge.connectors.files import Files, FilesOptions
+from bridge.connectors.kafka import KafkaSource, KafkaSourceOptions, KafkaTarget, KafkaTargetOptions
 from bridge.connectors.mqtt import MqttSource, MqttSourceOptions, MqttTarget, MqttTargetOptions
 from bridge.connectors.webhook import Webhook, WebhookOptions
 from bridge.options import BridgeOptions
@@ -42,6 +43,8 @@ class Kind:
 KINDS: Final[Mapping[str, Kind]] = {
     "to-webhook": Kind(WebhookOptions, Webhook),
     "to-files": Kind(FilesOptions, Files),
+    "to-kafka": Kind(KafkaTargetOptions, KafkaTarget, lambda options: bool(options.exactly_once)),
+    "from-kafka": Kind(KafkaSourceOptions, KafkaSource, lambda _options: True),
     "to-mqtt": Kind(MqttTargetOptions, MqttTarget),
     "from-mqtt": Kind(MqttSourceOptions, MqttSource, lambda _options: True),
 }

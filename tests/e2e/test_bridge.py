@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
+import os
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +17,7 @@ from aiohttp import web
 
 import pixiu
 from bridge.connectors.webhook import key_of, signature
+from tests.support.kafka import KafkaServer, free_port, is_installed
 from tests.support.roles import Roles
 from tests.support.waiting import until
 from tools.cli.http import fetch
@@ -176,13 +177,6 @@ async def test_a_webhook_and_files_get_everything_in_order_through_failures_kill
         await until(lambda: Counter(int(each["body"]) for each in hook.got)[0] > 1, "everything")
 
 
-def free_port() -> int:
-    """A port of this machine that nobody uses."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @contextlib.asynccontextmanager
 async def mosquitto(folder: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
     """A broker that keeps its sessions when it is ended."""
@@ -264,3 +258,71 @@ async def test_topics_go_through_another_broker_of_mqtt_that_is_restarted(cluste
         for key, each in got.items():
             first = list(dict.fromkeys(each))
             assert first == sorted(first), key
+
+
+@pytest.mark.skipif(not is_installed(), reason="PIXIU_BENCH_KAFKA names no folder with Kafka, or confluent-kafka is missing")
+async def test_topics_go_through_kafka_exactly_once_and_in_order(cluster: Roles) -> None:
+    kafka = KafkaServer(cluster.folder / "kafka")
+    bridges = f"""
+        [out]
+        kind = "to-kafka"
+        topic = "out"
+        ordered = true
+        servers = "{kafka.address}"
+        kafka_topic = "events"
+        exactly_once = true
+        batch_messages = 50
+        max_backoff_s = 0.5
+        [in]
+        kind = "from-kafka"
+        topic = "in"
+        servers = "{kafka.address}"
+        kafka_topic = "events"
+    """
+    async with asyncio.timeout(PATIENT_S), kafka, pixiu.connect(cluster.target()) as px:
+        for name in ("out", "in"):
+            await px.topics.create(name, parts=2)
+        await bridge(cluster, bridges)
+
+        async def told() -> bool:
+            return "kafka-topics.sh --create --topic events" in (await statuses(cluster))["out"]["why"]
+
+        await until(told, "the sentence that the topic is missing at Kafka")
+        await cluster.kill("bridge-a")
+        await kafka.topic("events", 3, **{"max.message.bytes": "20000"})
+        cluster.start("bridge-a", bridges=str(cluster.folder / "bridges.toml"))
+        got, topic = dict[str, list[int]](), px.durable_topic("out")
+
+        async def read() -> None:
+            async with px.durable_topic("in").reader() as reader:
+                async for message in reader:
+                    assert message.key is not None
+                    assert message.headers["kind"] == b"test"
+                    got.setdefault(message.key.decode(), []).append(int(message.body))
+
+        async def send(low: int, high: int) -> None:
+            async with topic.writer() as writer:
+                for number in range(low, high):
+                    await writer.send(b"%d" % number, key=f"k{number % 5}", headers={"kind": "test"})
+
+        def count() -> int:
+            return sum(len(each) for each in got.values())
+
+        reading = asyncio.create_task(read())
+        await send(0, 500)
+        await until(lambda: count() >= 100, "some")
+        await cluster.kill("bridge-a")
+        await send(500, 700)
+        await topic.send(os.urandom(60_000), key="k0", headers={"kind": "test"})
+        cluster.start("bridge-a", bridges=str(cluster.folder / "bridges.toml"))
+        await until(lambda: count() >= 600, "more")
+        await send(700, 800)
+        await until(lambda: count() >= 800, "all")
+
+        async def rejected() -> list[bool]:
+            return ["max.message.bytes" in each.reason for each in await px.topics.dead_letters("out", "bridge-out")]
+
+        await until(rejected, "the dead letter")
+        assert await rejected() == [True]
+        assert got == {f"k{key}": list(range(key, 800, 5)) for key in range(5)}
+        reading.cancel()
