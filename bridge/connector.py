@@ -1,4 +1,4 @@
-"""What a connector is: a target to which messages of a topic are written, or a source whose messages are stored in one. Pure.
+"""The shape of a connector: a target to which messages of a topic are written, or a source whose messages are stored in one. Pure.
 
     class Target                                     class Source
         open()      raises Unavailable, Configuration…   open(after)   continues after what is stored
@@ -28,7 +28,7 @@ class Item(Protocol):
 
     @property
     def body(self) -> bytes:
-        """What the writer sent."""
+        """The bytes that the writer sent."""
 
     @property
     def key(self) -> bytes | None:
@@ -109,7 +109,7 @@ class Record(NamedTuple):
     progress: int = 0
     """Its position in the stream, from 1 on, rising: a repeat is not stored again. 0: the source has no positions."""
     handle: Any = None
-    """What the source needs to confirm it."""
+    """Anything that the source needs to confirm it."""
 
 
 class Source(Protocol):

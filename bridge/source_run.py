@@ -115,7 +115,7 @@ class SourceRun:
         await self.end()
 
     def status(self) -> dict[str, object]:
-        """What `/health` and `pixiu bridge status` show."""
+        """State for `/health` and `pixiu bridge status`."""
         return {
             "name": self.name, "kind": self.options.kind, "topic": self.options.topic, "channel": "", "state": self.state.value,
             "why": self.why, "messages": self.counters.messages, "bytes": self.counters.bytes, "rejected": self.counters.rejected,

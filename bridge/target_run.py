@@ -111,7 +111,7 @@ class TargetRun:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def status(self) -> dict[str, object]:
-        """What `/health` and `pixiu bridge status` show."""
+        """State for `/health` and `pixiu bridge status`."""
         counters = self.core.counters
         return {
             "name": self.name, "kind": self.options.kind, "topic": self.options.topic, "channel": self.channel,

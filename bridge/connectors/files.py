@@ -34,7 +34,7 @@ class FilesOptions(TargetOptions):
     """A bridge with kind = "to-files"."""
 
     url: str = ""
-    """Where files are written: an absolute folder, or a URL such as s3://bucket/folder."""
+    """Place where files are written: an absolute folder, or a URL such as s3://bucket/folder."""
     form: str = choice("jsonl", "jsonl", "body", "parquet")
     """Form of the files: a JSON object for each message, its body alone as a line, or a row of Parquet."""
     credit: int = bounded(10_000, 1, 10_000)

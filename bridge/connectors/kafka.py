@@ -41,7 +41,7 @@ class _KafkaOptions(BridgeOptions):
     """Options of both ways."""
 
     servers: str = ""
-    """Where Kafka is: HOST:PORT,HOST:PORT…."""
+    """Addresses of Kafka: HOST:PORT,HOST:PORT…."""
     kafka_topic: str = ""
     """Topic at Kafka; it must be there."""
     username: str = ""
@@ -49,7 +49,7 @@ class _KafkaOptions(BridgeOptions):
     password_file: str = ""
     """File with the password."""
     mechanism: str = choice("SCRAM-SHA-512", "SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
-    """How the login is proved."""
+    """Method by which the login is proved."""
     tls_ca: str = ""
     """File of the certificate authority for TLS, or "system". Empty: no TLS."""
 
@@ -71,9 +71,9 @@ class KafkaTargetOptions(_KafkaOptions, TargetOptions):
     in_flight: int = bounded(1, 1, 1)
     """Batches that are written at one time: the messages of one are on their way together."""
     compression: str = choice("lz4", "none", "gzip", "snappy", "lz4", "zstd")
-    """How messages are compressed on their way and at Kafka."""
+    """Compression of messages on their way and at Kafka."""
     exactly_once: bool = False
-    """Whether each batch is a transaction that Kafka has once, also after a crash of the bridge or of Kafka. One process at a time
+    """True: each batch is a transaction that Kafka has once, also after a crash of the bridge or of Kafka. One process at a time
     then runs the bridge, and Kafka's consumers have to read with isolation.level = read_committed."""
 
 
@@ -84,9 +84,9 @@ class KafkaSourceOptions(_KafkaOptions, SourceOptions):
     group: str = ""
     """Consumer group at Kafka that shows how far the bridge is. Empty: pixiu-bridge-NAME."""
     from_end: bool = False
-    """Whether a bridge that has stored nothing yet begins at Kafka's end."""
+    """True: a bridge that has stored nothing yet begins at Kafka's end."""
     read_uncommitted: bool = False
-    """Whether messages of transactions that were not committed come as well."""
+    """True: messages of transactions that were not committed come as well."""
 
 
 class Calls:
@@ -105,7 +105,7 @@ class Calls:
         self._options = options
         self._thread = ThreadPoolExecutor(1, "pixiu-kafka")
         self.trouble = ""
-        """What the library reported last of its connections."""
+        """Last report of the library on its connections."""
 
     async def call(self, what: Callable[[], Found]) -> Found:
         """Call something in the thread. Raises `Unavailable`, `ConfigurationError` in place of the library's errors."""

@@ -49,7 +49,7 @@ class _BrokerOptions(BridgeOptions):
     """Options of both ways."""
 
     host: str = ""
-    """Where the other broker is."""
+    """Host of the other broker."""
     broker_port: int = bounded(0, 0, 65_535)
     """Its port. 0: 1883, or 8883 with TLS."""
     client_id: str = ""
@@ -79,7 +79,7 @@ class MqttTargetOptions(_BrokerOptions, TargetOptions):
     in_flight: int = bounded(1, 1, 1)
     """Batches that are written at one time: the messages of one are on their way together."""
     retain: bool = False
-    """Whether the broker keeps the last message of each topic."""
+    """True: the broker keeps the last message of each topic."""
 
     def problems(self) -> Any:
         """Yield (key, allowed values) for every wrong option."""
@@ -295,7 +295,7 @@ class MqttTarget:
 
 
 def outcome_of(code: Any) -> Outcome:
-    """What the reason code of a PUBACK means."""
+    """The outcome that the reason code of a PUBACK means."""
     if not code.is_failure:
         return DONE
     if code.value in NEVER_CODES:

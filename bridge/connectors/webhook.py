@@ -40,7 +40,7 @@ class WebhookOptions(TargetOptions):
     """A bridge with kind = "to-webhook"."""
 
     url: str = ""
-    """Where batches are posted: https://… or http://…."""
+    """Address to which batches are posted: https://… or http://…."""
     secret_file: str = ""
     """File with the secret that signs each request: whsec_ and base64, or any text. Empty: requests are not signed."""
     token_file: str = ""
@@ -164,7 +164,7 @@ def retry_after(text: str, now: float) -> float:
 
 
 def outcome_of(status: int, after: str, now: float) -> Outcome:
-    """What an answer means for each message of the request."""
+    """The outcome that an answer means for each message of the request."""
     if 200 <= status < 300:
         return DONE
     if status >= 500 or status in WAIT_STATUS:

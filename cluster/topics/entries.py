@@ -95,7 +95,7 @@ class Dead(NamedTuple):
     attempts: int
     reason: int
     text: str = ""
-    """What the member said that rejected it."""
+    """Reason that the member gave who rejected it; empty for others."""
 
 
 class Settlement(NamedTuple):

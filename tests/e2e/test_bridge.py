@@ -23,7 +23,7 @@ from tests.support.waiting import until
 from tools.cli.http import fetch
 
 pytestmark = pytest.mark.e2e
-PATIENT_S = 120.0
+PATIENT_S = 240.0
 MOSQUITTO = "/usr/sbin/mosquitto"
 SECRET = "whsec_" + "a" * 32
 

@@ -13,7 +13,7 @@ from typing import Self
 
 from comparison.servers import KAFKA, KAFKA_CLUSTER
 
-START_S = 60.0
+START_S = 180.0
 
 
 def is_installed() -> bool:

@@ -31,7 +31,7 @@ class DeadLetter(NamedTuple):
     reason: int
     at_us: int
     text: str = ""
-    """What the member said that rejected it."""
+    """Reason that the member gave who rejected it; empty for others."""
 
 
 class Changes(NamedTuple):
