@@ -37,7 +37,7 @@ from nsqdoor.protocol.events import (
 )
 from nsqdoor.protocol.frames import Sent
 from nsqdoor.protocol.session import Session
-from nsqdoor.publisher import Publisher
+from nsqdoor.publisher import Outcomes, Publisher
 from nsqdoor.topics import refused
 from pixiu.errors import NotAuthenticated, PixiuError
 from pixiu.rpc.deadline_timer import DeadlineTimer
@@ -260,7 +260,7 @@ class NsqConnection(asyncio.Protocol):
     def _fail(self, effect: Effect, error: PixiuError) -> None:
         now = self._loop.time()
         if isinstance(effect, Publish):
-            self._perform(self.session.published(effect, refused(error, effect.command, effect.topic), now))
+            self._perform(self.session.published([(effect, refused(error, effect.command, effect.topic))], now))
         elif isinstance(effect, Subscribe):
             self._perform(self.session.subscribed(refused(error, "SUB", effect.topic, effect.channel), now))
 
@@ -276,8 +276,8 @@ class NsqConnection(asyncio.Protocol):
             self.consumer = Consumer(topics, effect, options, seconds, self._joined, self._deliver)
             self.consumer.set_credit(self.session.ready)
 
-    def _published(self, found: Publish, why: Refused | None) -> None:
-        self._perform(self.session.published(found, why, self._loop.time()))
+    def _published(self, outcomes: Outcomes) -> None:
+        self._perform(self.session.published(outcomes, self._loop.time()))
 
     def _joined(self, why: Refused | None) -> None:
         self._perform(self.session.subscribed(why, self._loop.time()))

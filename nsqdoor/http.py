@@ -23,7 +23,7 @@ from nsqdoor.protocol.commands import Refused, messages_of, number_of
 from nsqdoor.protocol.events import Limits, Publish
 from nsqdoor.protocol.frames import is_name
 from nsqdoor.protocol.session import MAX_MESSAGES
-from nsqdoor.publisher import Publisher
+from nsqdoor.publisher import Outcomes, Publisher
 from nsqdoor.stats import stats_of
 from nsqdoor.topics import channel_name
 from pixiu.errors import InvalidArgument, NotAllowed, NotAuthenticated, PixiuError, TopicInUse, UnknownTopic
@@ -156,9 +156,9 @@ class Http:
     async def _publish(self, request: web.Request, found: Publish) -> web.Response:
         answered: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
 
-        def published(_found: Publish, why: Refused | None) -> None:
+        def published(outcomes: Outcomes) -> None:
             if not answered.done():
-                answered.set_result(why)
+                answered.set_result(outcomes[0][1])
 
         async with self._login(request) as login:
             if found.bodies:

@@ -20,16 +20,24 @@ FULL_S = 0.05
 """Wait before a message is offered again while the writer's queue is full, seconds."""
 
 
+Outcomes = Sequence[tuple[Publish, Refused | None]]
+
+
+def _is_known(receipts: Sequence[TopicReceipt] | PixiuError) -> bool:
+    """True if awaiting the outcome takes no time."""
+    return isinstance(receipts, PixiuError) or all(receipt.resolved for receipt in receipts)
+
+
 class Publisher:
     """Publishes for one connection. Its bound is the session's: `Limits.max_publishes`.
 
     Args:
         topics: of the client's login.
         options: of the listener.
-        published: called, in their order, with what is stored, or was not.
+        published: called, in their order, with what is stored, or was not: several at once, so that their answers are one write.
     """
 
-    def __init__(self, topics: Topics, options: Options, published: Callable[[Publish, Refused | None], None]) -> None:
+    def __init__(self, topics: Topics, options: Options, published: Callable[[Outcomes], None]) -> None:
         self._topics, self._options, self._published = topics, options, published
         self._offered: deque[tuple[Publish, Sequence[TopicReceipt] | PixiuError]] = deque()
         self._waiting: deque[Publish] = deque()
@@ -68,11 +76,17 @@ class Publisher:
     async def _run(self) -> None:
         while self._offered or self._waiting:
             while self._offered:
-                found, receipts = self._offered.popleft()
-                self._published(found, await self._outcome(found, receipts))
+                done = [await self._first()]
+                while self._offered and _is_known(self._offered[0][1]):
+                    done.append(await self._first())
+                self._published(done)
             if self._waiting:
                 await self._advance()
         self._task = None
+
+    async def _first(self) -> tuple[Publish, Refused | None]:
+        found, receipts = self._offered.popleft()
+        return found, await self._outcome(found, receipts)
 
     async def _outcome(self, found: Publish, receipts: Sequence[TopicReceipt] | PixiuError) -> Refused | None:
         error = receipts if isinstance(receipts, PixiuError) else None

@@ -149,7 +149,10 @@ class Service:
             "logins": len(self.logins),
             "listeners": len(self.peers.known) if self.peers is not None else 0,
             "http_requests_total": self._http.requests if self._http is not None else 0,
-            **{f"{name}_total": totals[name] for name in ("published", "sent", "finished", "requeued")},
+            "published_total": totals["published"],
+            "sent_total": totals["sent"],
+            "finished_total": totals["finished"],
+            "requeued_total": totals["requeued"],
         }
 
 

@@ -16,6 +16,7 @@ from nsqdoor.protocol.extended import Headers
 from nsqdoor.protocol.frames import EPHEMERAL
 from pixiu.client.client import Client
 from pixiu.client.topics.drafts import TopicSendOptions
+from pixiu.client.topics.durable_topic import DurableTopic
 from pixiu.client.topics.reading.member import ChannelMember
 from pixiu.client.topics.writing.writer_shell import TopicReceipt
 from pixiu.errors import (
@@ -40,7 +41,7 @@ class Topics:
 
     def __init__(self, px: Client) -> None:
         self._px = px
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known: OrderedDict[str, DurableTopic] = OrderedDict()
 
     def knows(self, topic: str) -> bool:
         """True if the topic was there lately."""
@@ -63,7 +64,7 @@ class Topics:
                 await self._px.topics.create(topic, parts=options.parts, retain_acknowledged=True)
             except TopicExists:
                 pass
-        self._known[topic] = None
+        self._known[topic] = self._px.durable_topic(topic)
         self._known.move_to_end(topic)
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
@@ -71,7 +72,7 @@ class Topics:
     def send(self, found: Publish) -> list[TopicReceipt]:
         """Hand messages to the writer of their topic. Raises `Overloaded`, `RecordTooLarge`, `InvalidArgument`. If it raises for
         one of several, those before it are sent."""
-        topic = self._px.durable_topic(found.topic)
+        topic = self._known.get(found.topic) or self._px.durable_topic(found.topic)
         headers = found.headers if len(found.headers) == len(found.bodies) else [found.headers[0]] * len(found.bodies)
         at = time.time_ns() // 1000 + found.delay_ms * 1000 if found.delay_ms else None
         return [

@@ -49,6 +49,7 @@ from nsqdoor.protocol.frames import (
 from nsqdoor.protocol.identify import Terms, agreed
 from nsqdoor.protocol.states import ACTIONS, BEFORE_TLS, State
 
+OK_FRAME: Final = frame(RESPONSE, OK)
 MISSED: Final = 2
 """Heartbeats that a client may leave without an answer."""
 MAX_MESSAGES: Final = 10_000
@@ -263,7 +264,8 @@ class Session:
         if self.state is State.ENDED:
             return out
         if found is not None:
-            self._resolve(found, why, out)
+            _resolve(found, why)
+            self._flush(out)
             self._run(now, out)
         elif why is not None:
             self._refuse(why, out)
@@ -293,24 +295,20 @@ class Session:
         self._answers.append(found)
         out.append(found)
 
-    def published(self, found: Publish, why: Refused | None, now: float) -> list[Effect]:
+    def published(self, outcomes: Sequence[tuple[Publish, Refused | None]], now: float) -> list[Effect]:
         """Messages are stored, or why they are not."""
         out: list[Effect] = []
         if self.full:
             self._heard = now  # it was not read meanwhile
-        self._pending_bytes -= found.size
-        if self.state is State.ENDED:
-            return out
-        if why is None:
-            self.published_count += len(found.bodies)
-        self._resolve(found, why, out)
-        self._run(now, out)
+        for found, why in outcomes:
+            self._pending_bytes -= found.size
+            if why is None:
+                self.published_count += len(found.bodies)
+            _resolve(found, why)
+        if self.state is not State.ENDED:
+            self._flush(out)
+            self._run(now, out)
         return out
-
-    def _resolve(self, found: Publish, why: Refused | None, out: list[Effect]) -> None:
-        found.answer = frame(RESPONSE, OK) if why is None else frame(ERROR, str(why).encode(errors="replace"))
-        found.fatal = why is not None and why.fatal
-        self._flush(out)
 
     # --- messages
 
@@ -419,6 +417,11 @@ class Session:
             self._beat_at = now + self.terms.heartbeat_ms / 1000
             out.append(Write(frame(RESPONSE, HEARTBEAT)))
         return out
+
+
+def _resolve(found: Publish, why: Refused | None) -> None:
+    found.answer = OK_FRAME if why is None else frame(ERROR, str(why).encode(errors="replace"))
+    found.fatal = why is not None and why.fatal
 
 
 def _number(command: Command, at: int, text: str, *, negative: bool = False) -> int:

@@ -64,7 +64,7 @@ def answered(session: Session, effects: list[Effect]) -> list[Effect]:
     for effect in effects:
         done.append(effect)
         if isinstance(effect, Publish):
-            done += answered(session, session.published(effect, None, 1.0))
+            done += answered(session, session.published([(effect, None)], 1.0))
         elif isinstance(effect, Subscribe):
             done += answered(session, session.subscribed(None, 1.0))
             done += answered(session, session.deliver([Sent(message_id(1, 0), 1, 1, b"x")], 1.0))

@@ -72,7 +72,7 @@ class Player:
         if word == ">>":
             return session.receive(rest.encode().decode("unicode_escape").encode("latin-1"), now)
         if word in ("stored", "failed"):
-            return session.published(self.pending.pop(0), Refused(*rest.split(" ", 1)) if rest else None, now)
+            return session.published([(self.pending.pop(0), Refused(*rest.split(" ", 1)) if rest else None)], now)
         if word in ("joined", "left"):
             return session.subscribed(Refused(*rest.split(" ", 1)) if rest else None, now)
         if word == "login":
