@@ -3,7 +3,7 @@
     target   PUBLISH ──▶ broker ──PUBACK──▶ written         a link that is cut, or silent: everything without a PUBACK again
     source   broker ──PUBLISH──▶ stored in the topic ──▶ PUBACK      the session stays at the broker, so it keeps what is not stored
 
-Source: docs/bridges.md, "To another broker of MQTT"; MQTT 5.0 §3.3.1.2, §4.4, §4.9.
+Source: docs/bridges.md, "To and from another broker of MQTT"; MQTT 5.0 §3.3.1.2, §4.4, §4.9.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 import typer
 
 import pixiu
+from bridge.catalog import read_bridges
 from cluster.access.settings import parse
 from cluster.settings.options import load_options
 from cluster.trust.key_folder import add_key, use_key
@@ -103,6 +104,13 @@ def problems_of_toml(text: str, folder: Path) -> list[str]:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         return [str(error)]
+    if all(isinstance(table, dict) and "kind" in table for table in tables.values()):  # a file of bridges
+        (folder / "bridges.toml").write_text(text)
+        try:
+            read_bridges(folder / "bridges.toml")
+        except ConfigurationError as error:
+            return [str(error)]
+        return []
     key_dir = tables.get("cluster", {}).get("key_dir")
     if key_dir:
         add_key(folder / "keys")
