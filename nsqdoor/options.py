@@ -1,6 +1,6 @@
 """Options of a listener for NSQ's clients.
 
-Source: docs/nsq.md, "Options".
+Source: docs/nsq.md.
 """
 
 from __future__ import annotations

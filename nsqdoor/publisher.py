@@ -1,4 +1,4 @@
-"""What one connection publishes: handed on in order, many at a time, and answered in order.
+"""Publishes of one connection: handed on in order, many at a time, and answered in order.
 
 Source: docs/nsq.md, "Promises".
 """

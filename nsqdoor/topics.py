@@ -33,7 +33,7 @@ from pixiu.errors import (
 MAX_KNOWN: Final = 10_000
 """Topics that are remembered to be there. Policy: the one that was used longest ago is looked up again."""
 EPHEMERAL_CHANNEL: Final = ".ephemeral"
-"""What a channel's name ends with instead of `#ephemeral`, which is no name of a channel."""
+"""End of a channel's name instead of `#ephemeral`, which is no name of a channel."""
 
 
 class Topics:
@@ -126,7 +126,7 @@ def options_of(headers: Headers, deliver_at: int | None) -> TopicSendOptions:
 
 
 def refused(error: PixiuError, command: str, topic: str, channel: str = "") -> Refused:
-    """What nsqd says for an error. The connection ends with it, as with nsqd."""
+    """Convert an error to nsqd's words. The connection ends with it, as with nsqd."""
     if isinstance(error, NotAllowed | NotAuthenticated):
         return Refused("E_UNAUTHORIZED", f'AUTH failed for {command} on "{topic}" "{channel}"')
     if isinstance(error, RecordTooLarge):

@@ -26,11 +26,12 @@ from tools.cli.output import DEFAULT_TARGET, AsJson, Target, guarded, operator, 
 SUMMARY: Final = (__doc__ or "").split("\n\n")[0]
 nsq_proxy = typer.Typer(name="nsq-proxy", help=SUMMARY, no_args_is_help=True)
 Old = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option("--old", envvar="PIXIU_NSQ_OLD", help="HTTP address of an nsqlookupd of the old cluster.", metavar="HOST:PORT"),
 ]
 New = Annotated[
-    list[str], typer.Option("--new", envvar="PIXIU_NSQ_NEW", help="HTTP address of a listener of `pixiu nsq`.", metavar="HOST:PORT")
+    list[str] | None,
+    typer.Option("--new", envvar="PIXIU_NSQ_NEW", help="HTTP address of a listener of `pixiu nsq`.", metavar="HOST:PORT"),
 ]
 TEXTS: Final = {
     Phase.OLD: "consumers and producers: the old cluster",
@@ -43,8 +44,8 @@ TEXTS: Final = {
 @nsq_proxy.command()
 @guarded
 def serve(
-    old: Old,
-    new: New,
+    old: Old = None,
+    new: New = None,
     target: Target = DEFAULT_TARGET,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of nsqlookupd's HTTP; 0: any.")] = 4161,
@@ -57,7 +58,13 @@ def serve(
     if not names_registry(target):
         raise InvalidArgument(f"--target {target}: the phases are in the registry; give zk://HOST:PORT/ROOT")
     log.configure(log_format, "info")
-    asyncio.run(_serve(target, old, new, host, port))
+    asyncio.run(_serve(target, *_sides(old, new), host, port))
+
+
+def _sides(old: list[str] | None, new: list[str] | None) -> tuple[list[str], list[str]]:
+    if not old or not new:
+        raise InvalidArgument("give the addresses of both sides: --old and --new, or PIXIU_NSQ_OLD and PIXIU_NSQ_NEW")
+    return old, new
 
 
 async def _serve(target: str, old: list[str], new: list[str], host: str, port: int) -> None:
@@ -94,8 +101,8 @@ def show(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
 def phase(
     topic: Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")],
     number: Annotated[int, typer.Argument(min=0, max=3, help="Its new phase.", metavar="PHASE")],
-    old: Old,
-    new: New,
+    old: Old = None,
+    new: New = None,
     force: Annotated[bool, typer.Option("--force", help="Go on although the old side holds messages, or does not answer.")] = False,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
@@ -104,7 +111,7 @@ def phase(
     refused if the new side lacks one of them, and 3 while the old side holds messages."""
     if not is_name(topic) or topic.endswith(EPHEMERAL):
         raise InvalidArgument(f"{topic!r} is no topic that can move")
-    before, found = asyncio.run(_phase(target, topic, phase_of(number), old, new, force=force))
+    before, found = asyncio.run(_phase(target, topic, phase_of(number), *_sides(old, new), force=force))
     said = {"topic": topic, "before": int(before), "phase": number, "old_left": found.old_left}
     print_result(said, f"{topic}: phase {int(before)} → {number}: {TEXTS[Phase(number)]}", as_json=as_json)
 

@@ -55,7 +55,7 @@ SIDES: Final[Mapping[tuple[Phase, str], Sequence[Side]]] = {
 
 @dataclass(frozen=True)
 class Lookup:
-    """What one side answers for a topic."""
+    """Answer of one side for a topic."""
 
     channels: Sequence[str] = ()
     producers: Sequence[Mapping[str, Any]] = ()
@@ -63,7 +63,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Found:
-    """What an operator's step looks at."""
+    """State of both sides, at which an operator's step looks."""
 
     old_channels: Sequence[str] = ()
     new_channels: Sequence[str] | None = None
@@ -71,7 +71,7 @@ class Found:
     old_left: int | None = 0
     """Messages that the old side holds; None: an nsqd did not answer."""
     problems: Sequence[str] = field(default_factory=list)
-    """What could not be found out."""
+    """Questions that had no answer, in words."""
 
 
 def merged(answers: Iterable[Lookup]) -> Lookup:

@@ -91,7 +91,7 @@ class Upstream:
         return merged(found) if found else None
 
     async def names(self, path: str, key: str, sides: Sequence[Side] = BOTH) -> list[Any]:
-        """What both sides list under a key. Raises `PixiuError` if none answers."""
+        """List names of both sides under a key. Raises `PixiuError` if none answers."""
         answers = await asyncio.gather(*(self.all_of(side, path) for side in sides), return_exceptions=True)
         if all(isinstance(each, BaseException) for each in answers):
             raise next(each for each in answers if isinstance(each, BaseException))
@@ -103,7 +103,7 @@ class Upstream:
         return found
 
     async def found(self, topic: str) -> Found:
-        """What an operator's step looks at."""
+        """Find out the state of both sides for an operator's step."""
         problems: list[str] = []
         sides: dict[Side, Lookup | None] = {}
         for side in BOTH:

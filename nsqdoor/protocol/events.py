@@ -1,4 +1,4 @@
-"""What a session wants done, and its limits. Pure."""
+"""Effects of a session, and its limits. Pure."""
 
 from __future__ import annotations
 

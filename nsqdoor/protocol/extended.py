@@ -34,7 +34,7 @@ SEVERAL: Final = 4
 
 
 class Headers(NamedTuple):
-    """What stands beside a message's body."""
+    """Fields that stand beside a message's body."""
 
     values: Mapping[str, bytes]
     tag: str = ""

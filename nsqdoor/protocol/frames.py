@@ -1,4 +1,4 @@
-"""What NSQ's protocol V2 looks like on the wire, from the server's side. Pure.
+"""Frames of NSQ's protocol V2, from the server's side. Pure.
 
     frame      [size: i32][type: i32][data], size counts type and data
     message    [time: i64 ns][attempts: u16][ID: 16 bytes][body]

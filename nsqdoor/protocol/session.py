@@ -85,7 +85,7 @@ class Session:
         """Messages beyond the client's credit."""
         self._heard, self._beat_at = now, now + self.terms.heartbeat_ms / 1000
         self._waits_for: str = ""
-        """What has to happen before the next command is looked at."""
+        """Names an event that has to come before the next command is looked at."""
         self._identified = self._secured = self._authenticated = False
         self._subscription: Publish | None = None
 

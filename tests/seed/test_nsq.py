@@ -15,6 +15,8 @@ ROWS: Rows = {
             "pixiu/wire/block::any_changed_byte_is_found",
             "topic/clients/deliveries::attempts_are_named_from_the_second_on",
             "e2e/topic_group::blocks_are_written_read_and_consumed",
+            "fuzz/nsq_fuzz::an_id_stands_for_one_position",
+            "e2e/nsq::clients_publish_consume_and_give_back",
         ),
         "Blocks are not compressed: neither Python 3.11 nor a dependency brings zstd.",
     ),
@@ -24,16 +26,19 @@ ROWS: Rows = {
             "pixiu/wire/block::what_was_encoded_is_read_in_place",
             "pixiu/wire/vectors::the_page_of_topics_is_enough_to_make_each_block",
             "pipeline/topic_columns::every_field_is_in_its_column",
+            "nsqdoor/session::a_transcript",
+            "fuzz/nsq_fuzz::headers_come_back_as_they_were",
         ),
-        "Nothing reads the article's own frame: a listener for NSQ clients is not built.",
+        "JSON has version 4 in frames, as in Youzan's code, and not 1, as in the article.",
     ),
     "N3": Row(
         "a topic gets messages with headers without a change of its producers and consumers",
         (
             "topic/dispatch/sorting::what_a_filter_does_not_want_is_acknowledged_by_one_entry",
             "e2e/durable_topics::everything_sent_is_read_and_delivered_to_each_channel",
+            "nsqdoor/session::a_transcript",
         ),
-        "No setting strips or requires headers: every client of durable topics has always read them.",
+        "A listener strips or requires headers for all of its topics: there is no setting of a topic.",
     ),
     "N4": Row(
         "producers mark messages of load tests; consumers pass or block them [the server does, as a member asks]",
@@ -109,6 +114,28 @@ ROWS: Rows = {
             "topic/dispatch/sorting::what_a_filter_does_not_want_is_acknowledged_by_one_entry",
         ),
         "What a filter, a mark or an expiry acknowledged is not counted by reason.",
+    ),
+    "N13": Row(
+        "a migration proxy stands for both clusters' look-ups and merges answers; clients say if they read or write",
+        (
+            "nsqdoor/phases::each_phase_names_the_sides_of_the_page",
+            "nsqdoor/phases::answers_are_merged_by_address",
+            "e2e/nsq::a_topic_moves_in_three_phases",
+        ),
+    ),
+    "N14": Row(
+        "phase 1: consumers get both clusters, producers the old one",
+        ("nsqdoor/phases::each_phase_names_the_sides_of_the_page", "e2e/nsq::a_topic_moves_in_three_phases"),
+        "The suite has a listener as the old side; tests/clients/nsq/migration.py has a real nsqd and four client libraries.",
+    ),
+    "N15": Row(
+        "phase 2: producers get the new one, consumers both [refused while the new side lacks the topic or a channel]",
+        ("nsqdoor/phases::a_step_forth_has_conditions", "e2e/nsq::a_topic_moves_in_three_phases"),
+    ),
+    "N16": Row(
+        "phase 3, once the old one is empty: all get the new one [refused before that, unless it is forced]",
+        ("nsqdoor/phases::a_step_forth_has_conditions", "e2e/nsq::a_topic_moves_in_three_phases"),
+        "Connections to the old side end as clients do it when a look-up no longer names an nsqd, and not by the proxy.",
     ),
     "N17": Row(
         "Spark consumes topics",
