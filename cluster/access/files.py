@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cluster.access import certificates, passwords, tokens
-from cluster.access.settings import AccessSettings, parse
+from cluster.access.rules import AccessRule
+from cluster.access.settings import AccessSettings, parse, parse_rules
 from cluster.settings.options import read_bounded
 
 MAX_FILE_BYTES: Final = 64 << 20
@@ -36,6 +37,8 @@ class Files:
         self.keys: tuple[tokens.Key, ...] = ()
         self.users: Mapping[str, passwords.PasswordEntry] = {}
         self.revoked: frozenset[int] = frozenset()
+        self.tenant_rules: dict[str, tuple[AccessRule, ...]] = {}
+        """Tenant with a file of rules → these."""
         self.gone: frozenset[Proof] = frozenset()
         """Proofs that were valid before and no longer are. An empty proof means all proofs of this authenticator."""
 
@@ -50,9 +53,15 @@ class Files:
             self.users = self._parse("users", path, lambda data, name: passwords.read_users(data.decode(errors="replace"), name))
         if self.settings.certificate is not None and self.settings.certificate.revoked:
             self.revoked = self._parse("revoked", folder / self.settings.certificate.revoked, certificates.read_revoked)
+        for tenant, of in self.settings.tenants.items():
+            if of.rules:
+                self.tenant_rules[tenant] = self._parse("rules", folder / of.rules, self._rules)
         if self._before is not None:
             self.gone = frozenset(self._gone_since(self._before))
         self._before = None
+
+    def _rules(self, data: bytes, name: str) -> tuple[AccessRule, ...]:
+        return parse_rules(data.decode(errors="replace"), name, self.settings.callbacks)
 
     def stood_still(self) -> bool:
         """True if no file has changed since it was read."""

@@ -31,6 +31,8 @@ from cluster.access.files import Files, Proof, Stamp, stamp_of
 from cluster.access.kicks import kick_of
 from cluster.access.rules import NOTHING, SUBSCRIBE, Permissions, RuleSet, Target, name_of, topic_of
 from cluster.access.settings import AccessSettings, Quota
+from cluster.access.tenants.book import TenantBook
+from cluster.access.tenants.use import TenantUse
 from cluster.access.visits import Visits
 from cluster.core.token_bucket import Meter, Meters
 from cluster.trust.audit import Audit
@@ -84,6 +86,7 @@ class LoginSession:
         self.revoked: Callable[[Sequence[str], str], None] = _nothing
         """Ends subscriptions, for a reason in words."""
         self.client_id = ""
+        self.tenant: TenantUse | None = None
         self._guard = guard
         self._timer: asyncio.TimerHandle | None = None
         self._wait()
@@ -249,6 +252,7 @@ class LoginGuard:
         self.called: Callable[[str], None] = lambda _peer: None
         """Called with each gRPC call's peer, as gRPC names it."""
         self._rules = RuleSet(())
+        self.tenants = TenantBook(time.monotonic)
         self.as_of = 0
         """Version of the rules: a session whose permissions are of another version is decided anew."""
         self._ending: Visits[LoginSession] = Visits(LoginSession.visit, self._wrong)
@@ -370,7 +374,7 @@ class LoginGuard:
 
     def _accepted(self, identity: Identity, credentials: Credentials) -> Identity:
         identity.check_name(credentials.user)
-        return identity
+        return self.tenants.place(identity) if self.tenants else identity
 
     # --- sessions
 
@@ -384,6 +388,9 @@ class LoginGuard:
                 raise Overloaded(f"this address has {quota.sessions_per_address} sessions here already", RETRY_MS)
             if why := self._gone(identity):
                 raise Overloaded(f"meanwhile {why}", RETRY_MS)
+            tenant = self.tenants.of(identity)
+            if tenant is not None:
+                tenant.require_session()
             permissions = self._permissions(identity, client_id, address)
         except PixiuError as error:
             self.counts["refused"] += 1
@@ -391,6 +398,9 @@ class LoginGuard:
             raise
         session = LoginSession(self, identity, permissions, address, end)
         session.client_id = client_id
+        if tenant is not None:
+            session.tenant = tenant
+            tenant.sessions += 1
         self.sessions.add(session)
         self._by_proof.setdefault((identity.by, identity.proof), set()).add(session)
         self._of_user[identity.user] += 1
@@ -408,7 +418,7 @@ class LoginGuard:
             found = self._deciders.get(callback)
             return None if found is None else found.known(Question(identity, client_id, address, action, topic_of(target)).key)
 
-        return Permissions(identity, self._rules, client_id, answers)
+        return self.tenants.permissions(identity, self._rules, client_id, answers)
 
     def _gone(self, identity: Identity) -> str:
         """Reason why a login is no longer valid; empty if it is."""
@@ -421,7 +431,7 @@ class LoginGuard:
             return "the client's certificate has been revoked"
         if identity.by == "callback" and self._callback is None:
             return "the callback that let the client in was removed; log in again"
-        return ""
+        return self.tenants.why_gone(identity) if self.tenants or identity.tenant else ""
 
     def renew(self, session: LoginSession) -> str:
         """Give a session the present permissions. Returns the reason if it no longer has any; otherwise empty."""
@@ -443,6 +453,8 @@ class LoginGuard:
         """Remove a session that is over."""
         if session in self.sessions:
             self.sessions.discard(session)
+            if session.tenant is not None:
+                session.tenant.sessions -= 1
             proof = session.identity.by, session.identity.proof
             self._by_proof[proof].discard(session)
             if not self._by_proof[proof]:
@@ -518,7 +530,8 @@ class LoginGuard:
             meters = self._spent[quota] = Meters(quota.messages_per_s, quota.bytes_per_s, 1.0, MAX_ADDRESSES)
         now = time.monotonic()
         meter: Meter = meters.of(identity.user, now)
-        return meter.spend(messages, size, now)
+        wait_s = meter.spend(messages, size, now)
+        return max(wait_s, self.tenants.spend(identity, messages, size)) if identity.tenant else wait_s
 
     def _quota(self, identity: Identity) -> Quota:
         """Quota of the first of the file's groups that a login is in, or the general one."""
@@ -585,6 +598,7 @@ class LoginGuard:
     def samples(self) -> dict[str, object]:
         """Samples for metrics."""
         found: dict[str, object] = {"access_sessions": len(self.sessions), "access_sessions_to_visit": self._to_visit}
+        found |= self.tenants.samples() if self.tenants else {}
         for name in ("logins", "refused", "denied", "ids_refused", "expired", "kicked", "revoked", "files_wrong"):
             found[f"access_{name}_total"] = self.counts[name]
         if self._callback is not None:
@@ -614,7 +628,9 @@ class LoginGuard:
     def _use(self, files: Files) -> bool:
         """Use the content of files. Returns True if the rules have changed."""
         settings = files.settings
-        changed = settings.rules != self.settings.rules
+        changed = settings.rules != self.settings.rules or files.tenant_rules != self._files.tenant_rules
+        own = {tenant: RuleSet(rules) for tenant, rules in files.tenant_rules.items()}
+        changed = self.tenants.use(settings.all_tenants, settings.tenants, own) or changed
         if changed:
             self._rules, self.as_of = RuleSet(settings.rules), self.as_of + 1
         if settings.callback != self.settings.callback:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from cluster.access.certificates import NAMES, CertificateSettings
 from cluster.access.decisions import WINDOW
 from cluster.access.rules import ACTIONS, IMPERSONATE, MAX_RULES, REVOKE, AccessRule
+from cluster.access.tenants.settings import MAX_TENANTS, AllTenants, TenantSettings, problems
 from cluster.access.tokens import ALGORITHMS, TokenSettings
 from cluster.settings.fields import show, unknown
 from cluster.trust.identity import UNUSABLE, text_of_claim
@@ -22,7 +23,7 @@ from pixiu.errors import ConfigurationError
 from pixiu.ids import MAX_ID, MAX_ROOM
 from pixiu.placement.topics import ROOM_PREFIX, USER_PREFIX, is_filter
 
-TABLES: Final = ("jwt", "password", "callback", "callbacks", "certificate", "quota", "rule")
+TABLES: Final = ("jwt", "password", "callback", "callbacks", "certificate", "quota", "rule", "tenants", "tenant")
 RULE_KEYS: Final = ("allow", "deny", "ask", "callback", "users", "groups", "claims", "rooms", "topics", "uins")
 ASKED: Final = tuple(action for action in ACTIONS if action not in (IMPERSONATE, REVOKE))
 """Actions that callbacks decide on: impersonation is a property of the login, and known from the beginning."""
@@ -85,6 +86,9 @@ class AccessSettings:
     quota: Quota = field(default_factory=Quota)
     group_quotas: Mapping[str, Quota] = field(default_factory=dict)
     rules: tuple[AccessRule, ...] = ()
+    all_tenants: AllTenants = field(default_factory=AllTenants)
+    tenants: Mapping[str, TenantSettings] = field(default_factory=dict)
+    """By name."""
 
 
 def parse(text: str, name: str) -> AccessSettings:
@@ -124,10 +128,37 @@ def parse(text: str, name: str) -> AccessSettings:
         raise _wrong(name, "[quota] groups", groups, "tables, [quota.groups.NAME]")
     whole = _made(Quota, quota, name, "quota")
     by_group = {group: _made(Quota, {**quota, **item}, name, f"quota.groups.{group}") for group, item in groups.items()}
+    every = _made(AllTenants, _table(tables, "tenants", name) if "tenants" in tables else {}, name, "tenants")
     return AccessSettings(
         keys=keys, tokens=tokens, users=users, callback=callback, certificate=certificate, quota=whole, group_quotas=by_group,
-        rules=_rules(tables, name, callbacks), callbacks=callbacks,
+        rules=_rules(tables, name, callbacks), callbacks=callbacks, all_tenants=every, tenants=_tenants(tables, name),
     )  # fmt: skip
+
+
+def parse_rules(text: str, name: str, callbacks: Mapping[str, CallbackSettings]) -> tuple[AccessRule, ...]:
+    """Rules of a tenant's own file. Raises `ConfigurationError`. `callbacks`: of the access file."""
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{name}: not TOML: {error}") from None
+    for table in tables:
+        if table != "rule":
+            raise ConfigurationError(f"{name}: {unknown('table', table, ('rule',))}; the access file has everything else")
+    rules = _rules(tables, name, callbacks)
+    for number, rule in enumerate(rules, 1):
+        if IMPERSONATE in rule.actions:
+            raise ConfigurationError(f"{name}: rule {number}: {IMPERSONATE}: a tenant's logins may not, whatever its rules say")
+    return rules
+
+
+def _tenants(tables: Mapping[str, Any], name: str) -> dict[str, TenantSettings]:
+    found = _table(tables, "tenant", name) if "tenant" in tables else {}
+    if len(found) > MAX_TENANTS or not all(isinstance(item, dict) for item in found.values()):
+        raise _wrong(name, "[tenant]", list(found)[:10], f"at most {MAX_TENANTS} tables, [tenant.NAME]")
+    made = {key: _made(TenantSettings, item, name, f"tenant.{key}") for key, item in found.items()}
+    for where, value, allowed in problems(made):
+        raise _wrong(name, where, value, allowed)
+    return made
 
 
 def _callback(found: Mapping[str, Any], name: str, where: str) -> CallbackSettings:
@@ -229,13 +260,18 @@ def _made(kind: type[Made], values: Mapping[str, Any], name: str, where: str) ->
         like = str(known[key].type)
         if like in ("int", "float") and isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1 << 53:
             given[key] = int(value) if like == "int" else float(value)
+        elif like == "bool" and isinstance(value, bool):
+            given[key] = bool(value)
         elif like == "str" and isinstance(value, str) and len(value) <= 4096 and value.isprintable():
             given[key] = value
         elif like.startswith("tuple") and isinstance(value, list) and all(isinstance(text, str) for text in value):
             given[key] = tuple(value)
         else:
             raise _wrong(
-                name, f"[{where}] {key}", value, {"str": "a text", "int": "an integer", "float": "a number"}.get(like, "a list")
+                name,
+                f"[{where}] {key}",
+                value,
+                {"str": "a text", "int": "an integer", "float": "a number", "bool": "true or false"}.get(like, "a list"),
             )
     try:
         return kind(**given)

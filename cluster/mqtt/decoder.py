@@ -137,6 +137,7 @@ class Decoder:
         "dialect",
         "error",
         "has_more",
+        "translate",
     )
 
     def __init__(
@@ -160,6 +161,8 @@ class Decoder:
         self._rest = bytearray()
         self._needed = 0
         self.has_more = False
+        self.translate: Callable[[Packet], Packet] | None = None
+        """Changes each packet before it is returned; None: none is changed."""
         self._spent = False
         """True if the last call stopped at its limit, so that complete packets may be left."""
         self._unfinished: _Unfinished | None = None
@@ -199,7 +202,7 @@ class Decoder:
             self.error = error
         except UnicodeDecodeError:
             self.error = MalformedPacket(Reason.INVALID_UTF8)
-        return packets
+        return packets if self.translate is None else list(map(self.translate, packets))
 
     def _decode(self, data: bytes, packets: list[Packet], left: int) -> int:
         """Append complete packets, at most `left`; returns the position of the first one that is incomplete or left over."""

@@ -48,6 +48,8 @@ class CloseReason(Enum):
     UNANSWERED = "unanswered"
     """The cluster did not confirm a subscription or accept a message in time."""
     # Reasons that only the shell knows:
+    RATE = "rate"
+    """It publishes although its tenant is refused, and QoS 0 cannot be."""
     TAKEN_OVER = "taken_over"
     """The same client ID connected again [MQTT-3.1.4-2]."""
     REPLACED = "replaced"
@@ -91,6 +93,7 @@ DISCONNECT_CODES: Final[dict[CloseReason, ReasonCode]] = {
     CloseReason.TOPIC_ALIAS: ReasonCode.TOPIC_ALIAS_INVALID,
     CloseReason.LARGE_ANSWER: ReasonCode.PACKET_TOO_LARGE,
     CloseReason.UNANSWERED: ReasonCode.SERVER_BUSY,
+    CloseReason.RATE: ReasonCode.MESSAGE_RATE_TOO_HIGH,
     CloseReason.TAKEN_OVER: ReasonCode.SESSION_TAKEN_OVER,
     CloseReason.REPLACED: ReasonCode.SESSION_TAKEN_OVER,
     CloseReason.DRAINING: ReasonCode.USE_ANOTHER_SERVER,

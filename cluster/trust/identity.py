@@ -80,6 +80,13 @@ class Identity:
     login ends when its proof is no longer valid."""
     signed_by: str = ""
     """Name of the key that signed a token, for people."""
+    tenant: str = ""
+    """The login's tenant; empty: none. `user` begins with it then, and `uin` is the cluster's, not the tenant's."""
+
+    @property
+    def name(self) -> str:
+        """Name of the user, without the tenant."""
+        return self.user.removeprefix(f"{self.tenant}/") if self.tenant else self.user
 
     def check_name(self, name: str) -> None:
         """Raise `NotAuthenticated` if a client uses the number of another user as its name."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginGuard, LoginSession
 from cluster.access.rules import INBOX, PUBLISH, SUBSCRIBE, Target, of_topic_name, of_user
+from cluster.access.tenants.use import QuotaReached
 from cluster.mqtt.packets import Connect, Publish, Will
 from cluster.mqtt.properties_in_records import extension_for_will
 from cluster.mqtt.reason_codes import ReasonCode
@@ -45,6 +46,7 @@ def code_of(error: PixiuError) -> ReasonCode:
 
 
 _CONNACK_CODES = {
+    QuotaReached: ReasonCode.QUOTA_EXCEEDED,
     RecordTooLarge: ReasonCode.PACKET_TOO_LARGE,  # of a will
     NotAllowed: ReasonCode.NOT_AUTHORISED,
     InvalidArgument: ReasonCode.TOPIC_NAME_INVALID,  # of a will

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from cluster.access.login_guard import MAX_HOLD_S, LoginSession
+from cluster.access.tenants.use import TenantUse
 from cluster.core.contract import NEVER
 from cluster.core.reading_gate import Hold
 from cluster.core.turn import SMALL_READ_BYTES
@@ -37,8 +38,7 @@ from gateway.mqtt.login import Login
 from gateway.mqtt.publishing import Publishing
 from gateway.mqtt.sockets import keep_alive, reset_at_close
 from gateway.mqtt.subscribing import Subscribing
-from gateway.sessions.service import Sessions
-from gateway.sessions.session import Session
+from gateway.tenants.packets import delivered, translate
 from pixiu.ids import device_class_of_name, device_of_name, uin_of_name
 from pixiu.placement.topics import USER_PREFIX
 
@@ -83,6 +83,7 @@ class MQTTConnection(ClientSession):
         "_publishing",
         "_session",
         "_subscribing",
+        "_tenant",
         "_timer",
         "_timer_at",
         "_transport",
@@ -128,6 +129,7 @@ class MQTTConnection(ClientSession):
         self._published: list[int] | None = None
         """Packet IDs to acknowledge at the end of the turn."""
         self._subscribing = Subscribing(self, clients)
+        self._tenant: TenantUse | None = None
 
     # What asyncio calls.
 
@@ -287,7 +289,10 @@ class MQTTConnection(ClientSession):
     def deliver_each(self, messages: Sequence[ev.Delivery]) -> None:
         """Take messages to make packets of, for this client alone; they leave at `flush`, or when its window has space."""
         if self._session is not None:
-            self._perform(self._session.deliver(messages, self._clients.now(), time.time_ns() // 1_000_000))
+            now = self._clients.now()
+            if self._tenant is not None:
+                messages = delivered(self._tenant, messages, now)
+            self._perform(self._session.deliver(messages, now, time.time_ns() // 1_000_000))
 
     def takes_more(self) -> bool:
         """True if nothing waits for the client to read or to acknowledge."""
@@ -333,7 +338,8 @@ class MQTTConnection(ClientSession):
         """Write mail, as the client takes it."""
         if self._session is not None:
             mails = [Mails(run.lane, run.first, run.bodies, run.redelivered) for run in runs]
-            self._perform(self._session.deliver_mail(f"{USER_PREFIX}{self.uin}", mails, self._clients.now(), anew=anew))
+            uin = self.uin if self._tenant is None else self._tenant.names.uin_inward(self.uin)
+            self._perform(self._session.deliver_mail(f"{USER_PREFIX}{uin}", mails, self._clients.now(), anew=anew))
 
     def deliver_inbox(self, runs: Sequence[MailRun], anew: bool) -> None:
         """Write messages of its session's inbox, as the client takes them."""
@@ -442,6 +448,12 @@ class MQTTConnection(ClientSession):
             kept = self.keeping.kept
         if self._session is not None:
             self._perform(self._session.admitted(code, self._clients.now(), kept))
+
+    def enter(self, tenant: TenantUse) -> None:
+        """Use a tenant's names from now on, in both directions."""
+        self._tenant = tenant
+        if self._session is not None:
+            translate(self._session, tenant.names)
 
     def login_over(self, text: str) -> None:
         """End the connection: its login is over."""
@@ -599,8 +611,8 @@ class MQTTConnection(ClientSession):
         device_class, named, _ = effect.client_id.partition(":")
         class_number = device_class_of_name(device_class) if named else 0
         self._clients.opened(
-            self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id, exact=terms.limited,
-            credit=terms.receive_maximum, session=self.keeping.session.uin if self.keeping is not None else 0,
+            self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id,
+            exact=terms.limited or self._tenant is not None, credit=terms.receive_maximum,
         )  # fmt: skip
         will = connect.will
         if will is not None:
@@ -624,6 +636,7 @@ class MQTTConnection(ClientSession):
             self._clients.counters.malformed[effect.malformed.name.lower()] += 1
         self._session = None
         self.joins.has_now(0)
+        self._subscribing.count()
         self._write_answers()
         self._clients.memory.forget(self)
         self._publishing.closed()

@@ -10,15 +10,14 @@ import ssl
 from typing import Protocol
 
 from cluster.access.login_guard import LoginGuard, LoginSession
+from cluster.access.tenants.use import TenantUse
 from cluster.listeners.clients import host_of
 from cluster.mqtt.packets import Connect
 from cluster.mqtt.reason_codes import ReasonCode
 from cluster.trust.identity import Credentials, Identity
 from gateway.clients.access import check_will, code_of, credentials_of, foresee_will, open_user
 from gateway.clients.clients import Clients, Pending
-from gateway.mqtt.keeping import asked_expiry_s
-from gateway.sessions.service import Sessions
-from gateway.sessions.session import Session
+from gateway.tenants.packets import connect_outward
 from pixiu.errors import PixiuError
 from pixiu.ids import uin_of_name
 
@@ -40,6 +39,9 @@ class Connecting(Pending, Protocol):
 
     def login_over(self, text: str) -> None:
         """End the connection: its login is over."""
+
+    def enter(self, tenant: TenantUse) -> None:
+        """Use a tenant's names from now on."""
 
 
 class Login:
@@ -106,7 +108,8 @@ class Login:
         credentials = credentials_of(connect, address, shown or b"")
         try:
             identity = guard.check_now(credentials)
-            if identity is None or self._clients.tickets is not None or connect.will is not None or self._keeps(connect):
+            # With a tenant, what comes after the CONNECT has to wait for its names.
+            if identity is None or identity.tenant or self._clients.tickets is not None or connect.will is not None:
                 work = self._log_in_later(guard, credentials, identity, connect)
                 self._task = asyncio.get_running_loop().create_task(work)
                 return None
@@ -136,6 +139,9 @@ class Login:
                 identity = await self._clients.tickets.admit(credentials, identity, session_client)
             access = open_user(guard, identity, credentials.address, credentials.client_id, self._client.login_over)
             self._client.access = access
+            if access.tenant is not None:
+                self._client.enter(access.tenant)
+                connect = connect_outward(access.tenant.names, connect)
             await self._ask_about_will(access, connect)
             sessions = self.sessions
             if sessions is not None and self._keeps(connect):

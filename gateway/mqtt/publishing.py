@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from cluster.access.login_guard import LoginSession
+from cluster.access.tenants.use import Stage, TenantUse
 from cluster.core.reading_gate import Hold, ReadingGate
 from cluster.mqtt.events import CloseReason
 from cluster.mqtt.packets import Publish
@@ -53,6 +54,9 @@ MAX_RETRY_S: Final = 5.0
 NOT_ALLOWED: Final = "the client may not publish this"
 LOST: Final = "the brokers that had it were lost, and a later message to the room was accepted"
 OFFLINE: Final = "the user is not connected"
+NO_RETAINED: Final = "the tenant has as many retained messages as it may"
+REFUSED_S: Final = 1.0
+"""Time for which a client of a tenant that is refused is not read from, seconds."""
 MAX_ROOMS: Final = 4096
 """Rooms for which the last accepted message of a client is known; beyond it nothing older is sent again."""
 
@@ -254,6 +258,8 @@ class Publishing:
     def _allowed(self, messages: Sequence[tuple[int, Publish]], access: LoginSession) -> list[tuple[int, Publish]]:
         """Return the messages that the client may publish. The others are dropped, or refused; at QoS 1 and 2 that ends the session
         of a client of MQTT 3, which cannot refuse. The client is charged for all."""
+        if access.tenant is not None:
+            messages = self._of_tenant(messages, access.tenant)
         self._client.hold(Hold.QUOTA, pay(access, messages))
         passed: list[tuple[int, Publish]] = []
         for key, message in messages:
@@ -268,6 +274,33 @@ class Publishing:
                 self._clients.counters.denied += 1
                 if message.qos:
                     self._client.refused(message.packet_id, ReasonCode.NOT_AUTHORISED, NOT_ALLOWED)
+        return passed
+
+    def _of_tenant(self, messages: Sequence[tuple[int, Publish]], tenant: TenantUse) -> list[tuple[int, Publish]]:
+        """Return the messages that the client's tenant may publish now. Those of QoS 0 are dropped, others refused: not in MQTT 3,
+        whose client is not read from instead. A client of MQTT 5 whose QoS 0 the overloaded gateway refuses is closed: nothing
+        else tells it."""
+        why, client, counters = tenant.why_over(self._clients.now()), self._client, tenant.counters
+        passed: list[tuple[int, Publish]] = []
+        dropped = 0
+        for each in messages:
+            message = each[1]
+            if not message.qos and (why or tenant.stage):
+                dropped += 1
+            elif why and client.dialect >= 5:
+                counters.refused_messages += 1
+                client.refused(message.packet_id, ReasonCode.QUOTA_EXCEEDED, why)
+            elif message.retain and not tenant.take_retained(len(message.payload)):
+                self._clients.counters.retained_refused += 1
+                if message.qos:
+                    client.refused(message.packet_id, ReasonCode.QUOTA_EXCEEDED, NO_RETAINED)
+            else:
+                passed.append(each)
+        counters.dropped_in += dropped
+        if tenant.stage is Stage.REFUSED:
+            client.hold(Hold.QUOTA, REFUSED_S)
+            if dropped and client.dialect >= 5:
+                client.end(CloseReason.RATE, why)
         return passed
 
     def _within_rates(self, messages: Sequence[tuple[int, Publish]]) -> list[tuple[int, Publish]]:

@@ -29,13 +29,13 @@ JOINS_A_STEP: Final = 32
 class Subscribing:
     """Subscribes and unsubscribes one MQTT client, within its rate."""
 
-    __slots__ = ("_client", "_clients", "_codes", "_takes_mail", "_wanted")
+    __slots__ = ("_client", "_clients", "_codes", "_counted", "_takes_mail")
 
     def __init__(self, client: MQTTClient, clients: Clients) -> None:
         self._client, self._clients = client, clients
         self._takes_mail = False
-        self._wanted: dict[int, dict[str, ev.Wanted]] | None = None
-        """Packet ID of a SUBSCRIBE → its filters, in a session that outlives the connection."""
+        self._counted = 0
+        """Subscriptions that its tenant was charged."""
         self._codes: dict[int, dict[str, tuple[int, bool]]] = {}
         """Packet ID of a SUBSCRIBE → for each filter its reason code, and whether it is the user's own; as many as the session lets
         wait."""
@@ -73,6 +73,12 @@ class Subscribing:
 
     def subscribe(self, effect: SubscribeFilters) -> None:
         """Join filters; if one turn has no time for all, some now and the others in the paced queue."""
+        if not self._has_places():
+            names = [wanted.filter for wanted in effect.filters]
+            self._codes[effect.packet_id] = dict.fromkeys(names, (ReasonCode.QUOTA_EXCEEDED, False))
+            self.unsubscribe(UnsubscribeFilters(names))  # one that it had before is refused as well
+            self.answer(ev.Answer(self._client.id, effect.packet_id, True))
+            return
         self._codes[effect.packet_id] = {}
         steps = self._client.steps.begin(effect.packet_id, (len(effect.filters) - 1) // JOINS_A_STEP + 1)
         self._join(effect, steps, 0)
@@ -97,11 +103,31 @@ class Subscribing:
         self._client.forget(filters)
         self.unsubscribe(UnsubscribeFilters(list(filters)))
 
+    def _has_places(self) -> bool:
+        """Take places of the client's tenant for what it subscribes to. False: there are not enough."""
+        access, there = self._client.access, self._client.subscriptions
+        if access is None or access.tenant is None or there is None:
+            return True
+        more = len(there) - self._counted
+        if more > 0 and not access.tenant.take_subscriptions(more):
+            return False
+        self._counted += max(more, 0)
+        return True
+
+    def count(self) -> None:
+        """Give places of the client's tenant back that it does not need any more."""
+        access = self._client.access
+        if access is not None and access.tenant is not None:
+            has = len(self._client.subscriptions or ())
+            access.tenant.subscriptions -= max(self._counted - has, 0)
+            self._counted = min(self._counted, has)
+
     def pace(self, changes: int, *, joined: bool = False) -> None:
         """Charge joins, leaves or vain requests, and read on when the rate allows it."""
         client, there = self._client, self._client.subscriptions
         if there is not None:
             client.joins.has_now(len(there))
+            self.count()
             client.hold(Hold.JOINS, client.joins.hold_s(changes, self._clients.now(), joined=joined))
 
     def answer(self, answer: ev.Answer) -> None:
@@ -120,27 +146,8 @@ class Subscribing:
             codes[name] = ReasonCode.QUOTA_EXCEEDED if refused else code
         if whole.user_refused:
             self._takes_mail = False
-        if self._wanted is not None and self._client.keeping is not None:
-            wanted, there = self._wanted.pop(whole.request, {}), self._client.subscriptions or ()
-            # Those that the client has left since are answered, but not stored.
-            granted = [
-                wanted[name]._replace(qos=code) for name, code in codes.items() if code <= 2 and name in there and name in wanted
-            ]
-            self._client.keeping.subscribed(granted, partial(self._stored, whole.request, codes))
-        else:
-            self._client.subscribed(whole.request, list(codes.values()))
-
-    def _stored(self, request: int, codes: dict[str, int], refused: dict[str, ReasonCode]) -> None:
-        """Answer a SUBSCRIBE in a session that outlives the connection, which is stored now."""
-        codes.update(refused)
-        if refused:
-            self._clients.step(ev.Leave(self._client.id, list(refused)))
-        if request != RESTORED:
-            self._client.subscribed(request, list(codes.values()))
-        elif ReasonCode.QUOTA_EXCEEDED in codes.values():
-            self._client.end(CloseReason.UNANSWERED, BUSY)
-        elif lost := [name for name, code in codes.items() if code >= ReasonCode.UNSPECIFIED]:
-            self.revoked(lost, "")  # the rules have changed: MQTT has no message for it
+        self._client.subscribed(whole.request, codes)
+        self.count()
 
     def is_allowed(self) -> bool:
         """True if the rules allow everything that the client has subscribed to."""
