@@ -49,9 +49,8 @@ from gateway.numbers import GatewayNumbers
 from gateway.options import Options
 from gateway.retained.client import RetainedClient
 from gateway.retained.page import retained
-from gateway.sessions.operating import away, forget
-from gateway.sessions.service import RENEW_S, Sessions
-from gateway.sessions.store import SessionStore
+from gateway.tenants.page import system_topics, tenants
+from gateway.tenants.watch import TenantWatch
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import Tickets
 from gateway.wills.events import DeviceOpened
@@ -131,8 +130,7 @@ class Service(RoleShell):
             turn=context.turn,
             retainer=self._retained,
         )
-        self._kept = KeptClient(lambda: context.view, context.links.state, context.tls)
-        self._sessions = self._sessions_of(context, topics)
+        self._tenants = self._watch_tenants()
         self._revocations = Requests(context.zookeeper, paths.revocations(context.root), self._end_revoked)
         self._listeners = ClientListeners(context, self._clients, self._guard, self._retained, self._sessions)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)
@@ -149,19 +147,17 @@ class Service(RoleShell):
         context.queries["/retained"] = partial(retained, self._retained.listing)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
 
-    def _sessions_of(self, context: Context[Options], topics: TopicRooms) -> Sessions:
-        store = SessionStore(context)
-        return Sessions(
-            store,
-            self._kept,
-            serves=lambda: store.available and self._clients.serves_mail and not self._through_relays,
-            max_expiry_s=lambda: self._options.max_session_expiry_s,
-            topics=topics,
-            vrooms=self._vrooms,
-            important=context.cluster.important_topics,
-            now=context.now,
-            log=context.log,
-        )
+    def _watch_tenants(self) -> TenantWatch | None:
+        """Watch for tenants what this gateway's clients do; None: nobody logs in."""
+        if self._guard is None:
+            return None
+        memory, options = self._clients.memory, self._options
+        found = TenantWatch(
+            self._guard.tenants, self._context.now, lambda: memory.bytes / options.memory_bytes, self._retained.totals,
+            self._context.log,
+        )  # fmt: skip
+        self._context.pages["/tenants"] = partial(tenants, self._guard.tenants, found)
+        return found
 
     def _enter_effects(self) -> None:
         effects, clients = self._runner.effects, self._clients
@@ -207,6 +203,8 @@ class Service(RoleShell):
             unix_ms=lambda: time.time_ns() // 1_000_000,
             ticket_of=self._tickets.of if self._tickets is not None else None,
         )
+        if self._guard is not None:
+            self._core.system.more = partial(system_topics, self._guard.tenants)
         self._wills.start(found.instance, found.generation, self._context.links)
         return replace(node, instance=found.instance, generation=found.generation, mqtt_host=options.mqtt_host, mqtt_port=port)
 
@@ -220,7 +218,8 @@ class Service(RoleShell):
         if self._guard is not None:
             self._guard.start()
             self._revocations.start()
-        self._kicks.start()
+        if self._tenants is not None:
+            self._tenants.start()
         await self._listeners.start()
         self.every(KEYS_S, self._look_at_digest_keys)
         self.every(RENEW_S, self._sessions.renew)
@@ -250,6 +249,8 @@ class Service(RoleShell):
         if self._guard is not None:
             await self._revocations.stop()
             await self._guard.close()
+        if self._tenants is not None:
+            await self._tenants.close()
         if self._tickets is not None:
             await self._tickets.close()
         await self._retained.close()

@@ -7,7 +7,7 @@ Source: docs/subscriptions.md, "$SYS".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from cluster.core.contract import NEVER
@@ -15,6 +15,7 @@ from cluster.mqtt.properties_in_records import origin_of
 from gateway.delivery.fan_out import FanOut
 from gateway.membership.rooms import RoomIndex
 from pixiu.ids import SNOWFLAKE_EPOCH_MS, snowflake
+from pixiu.placement.topics import SYSTEM_PREFIX
 from pixiu.wire.record import ORIGIN_AT, Flag, Kind, encode, with_topic
 
 INTERVAL_S: Final = 10.0
@@ -35,6 +36,8 @@ class SystemTopics:
         self, index: RoomIndex, fan_out: FanOut, values: dict[str, Callable[[], object]], unix_ms: Callable[[], int]
     ) -> None:
         self._index, self._fan_out, self._values, self._unix_ms = index, fan_out, values, unix_ms
+        self.more: Callable[[], Mapping[str, object]] = dict
+        """Gives values of further topics, by their names below `$SYS/`."""
         self.received = 0
         """Messages that clients published."""
         self._began_at = NEVER
@@ -62,10 +65,11 @@ class SystemTopics:
             return
         self._published_at, self._due = now, now + INTERVAL_S
         identity = snowflake(max(self._unix_ms(), SNOWFLAKE_EPOCH_MS), 0, 0)
-        said = {name: value() for name, value in self._values.items()}
-        said |= {"uptime": f"{int(now - min(self._began_at, now))} seconds", "messages/received": self.received}
+        said = {f"broker/{name}": value() for name, value in self._values.items()}
+        uptime = f"{int(now - min(self._began_at, now))} seconds"
+        said |= {"broker/uptime": uptime, "broker/messages/received": self.received, **self.more()}
         for name, value in said.items():
-            topic = f"$SYS/broker/{name}"
+            topic = f"{SYSTEM_PREFIX}{name}"
             channel = self._index.system_channel(topic.encode())
             if channel is not None:
                 body = with_topic(topic, str(value).encode())

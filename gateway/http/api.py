@@ -22,6 +22,7 @@ from cluster.access.login_guard import LoginGuard
 from cluster.access.logins import credentials_of
 from cluster.access.revocations import MAX_FILTER, MAX_REASON, Revocation
 from cluster.access.rules import ALL, REVOKE, SUBSCRIBE, name_of
+from cluster.access.tenants.names import TenantNames
 from cluster.trust.identity import Identity
 from gateway.clients.access import target_of_filter
 from gateway.http import bodies
@@ -32,6 +33,7 @@ from gateway.http.events import GAP, MAX_TOPICS, EventStream, fields_of
 from gateway.http.idempotency import Idempotency, derived_id, fingerprint_of
 from gateway.http.logins import Login, Logins
 from gateway.http.receivers import ChannelReceiver, MailReceiver
+from gateway.http.tenants import inward, mailing_outward, publication_outward, revocation_outward
 from gateway.retained.client import Listed
 from pixiu.client.client import Client
 from pixiu.client.destination import Destination
@@ -131,6 +133,8 @@ class Api:
         """Publish messages to rooms, free topics, and users who are online."""
         caller, body = await self._caller(request), await read_body(request)
         found, batch = _parsed(request, body, bodies.publication_of, ("topic", "type", "lifetime_min"), ("type", "lifetime_min"))
+        if (tenant := self._tenant(caller)) is not None:
+            found = [publication_outward(tenant, message) for message in found]
 
         async def send(login: Login, at: int, message: Publication, ids: Callable[[int], int | None]) -> dict[str, Any]:
             receipt = await _destination(login.px, message).send(message.payload, derived_id=ids(at), **message.options)
@@ -143,6 +147,8 @@ class Api:
         caller, body = await self._caller(request), await read_body(request)
         names = ("to", "type", "lane", "level", "expire_min")
         found, batch = _parsed(request, body, bodies.mailing_of, names, ("to", "type", "lane", "expire_min"))
+        if (tenant := self._tenant(caller)) is not None:
+            found = [mailing_outward(tenant, mail) for mail in found]
 
         async def send(login: Login, at: int, mail: bodies.Mailing, ids: Callable[[int], int | None]) -> dict[str, Any]:
             options = dict(mail.options)
@@ -158,7 +164,7 @@ class Api:
         """Store messages in a durable topic."""
         caller, body = await self._caller(request), await read_body(request)
         found, batch = _parsed(request, body, bodies.entry_of, ("key", "tag", "level"))
-        topic = request.match_info["topic"]
+        topic = self._durable(request, caller)
 
         async def send(login: Login, _at: int, entry: bodies.Entry, _ids: Callable[[int], int | None]) -> dict[str, Any]:
             receipt = await login.px.durable_topic(topic).send(entry.payload, **entry.options)
@@ -218,7 +224,8 @@ class Api:
         device, wait_s = bodies.text_of(query, "device", MAX_DEVICE), _wait_s(query)
         most = bodies.number_of(bodies.from_query(query, ("limit",)), "limit", 100, 1, MAX_MAILS)
         async with self._logins.use(*caller) as login, login.receiver(("mail", device), self._mail_of(login, device)) as receiver:
-            return _json(200, {"mails": await receiver.take(most, wait_s)})
+            mails = await receiver.take(most, wait_s)
+            return _json(200, {"mails": [inward(self._tenant(caller), mail) for mail in mails]})
 
     async def inbox_ack(self, request: web.Request) -> web.StreamResponse:
         """Acknowledge mail of a device."""
@@ -240,7 +247,7 @@ class Api:
         bodies.check_names(fields, ("max", "wait"))
         most = bodies.number_of(fields, "max", MAX_FETCH, 1, MAX_FETCH)
         wait_s = bodies.number_of(fields, "wait", 0, 0, int(MAX_WAIT_S))
-        async with self._logins.use(*caller) as login, self._channel(request, login) as receiver:
+        async with self._logins.use(*caller) as login, self._channel(request, caller, login) as receiver:
             return _json(200, {"messages": await receiver.take(most, float(wait_s))})
 
     async def channel_ack(self, request: web.Request) -> web.StreamResponse:
@@ -250,12 +257,12 @@ class Api:
         bodies.check_names(fields, ("acks", "nacks", "delay_s"))
         acks, nacks = bodies.texts_of(fields, "acks"), bodies.texts_of(fields, "nacks")
         delay_s = bodies.number_of(fields, "delay_s", 0, 0, MAX_DELAY_S)
-        async with self._logins.use(*caller) as login, self._channel(request, login) as receiver:
+        async with self._logins.use(*caller) as login, self._channel(request, caller, login) as receiver:
             reported, late = await receiver.report(acks, nacks, float(delay_s))
         return _json(200, {"reported": reported, "late": late})
 
-    def _channel(self, request: web.Request, login: Login) -> Any:
-        topic, channel = request.match_info["topic"], request.match_info["channel"]
+    def _channel(self, request: web.Request, caller: Caller, login: Login) -> Any:
+        topic, channel = self._durable(request, caller), request.match_info["channel"]
         return login.receiver(("channel", topic, channel), lambda: ChannelReceiver(login.px, topic, channel))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
@@ -264,13 +271,15 @@ class Api:
         topics = frozenset(request.query.getall("topic", ()))
         if not 1 <= len(topics) <= MAX_TOPICS or not {*request.query} <= {"topic", "user"}:
             raise bad(f"give topic= 1 to {MAX_TOPICS} times")
+        if (tenant := self._tenant(caller)) is not None:
+            topics = frozenset(map(tenant.outward, topics))
         users = {bodies.topic_of(name)[2] for name in topics} - {0}
         if users - {caller.user}:
             raise NotAllowed("messages to another user cannot be received: the topic user/UIN is for the user's own")
         last = request.headers.get("Last-Event-ID")
         async with self._logins.use(*caller) as login:
             key = ("events", topics)
-            async with login.receiver(key, lambda: EventStream(login.px, login.user, topics), shared=True) as stream:
+            async with login.receiver(key, lambda: EventStream(login.px, login.user, topics, tenant), shared=True) as stream:
                 return await self._stream(request, caller, stream, last)
 
     async def _stream(
@@ -321,13 +330,17 @@ class Api:
         parsed = parse_filter(name)
         if isinstance(parsed, TopicRefusal) or parsed.group or "\0" in name + after:
             raise bad("filter is no topic, and no filter of topics")
+        tenant = self._tenant(caller)
+        if tenant is not None:
+            name, after = tenant.outward(name), tenant.outward(after)
         if caller.identity is not None and self._guard is not None:
             target = target_of_filter(name)
             if not self._guard.may(caller.identity, CLIENT, request.remote or "", SUBSCRIBE, target):
                 raise NotAllowed(f"this login has no right to `{SUBSCRIBE}` with {name_of(target)}")
         found, end = await self._retained(name, most, after)
         messages, _ = messages_of(b"".join(each.record for each in found), len(found))
-        return _json(200, {"messages": [fields_of(message) for message in messages], "next": end})
+        shown = [fields for message in messages if (fields := inward(tenant, fields_of(message)))["topic"]]
+        return _json(200, {"messages": shown, "next": end if tenant is None else tenant.text_inward(end)})
 
     # --- permissions
 
@@ -343,6 +356,8 @@ class Api:
         reason = bodies.text_of(fields, "reason", MAX_REASON) if "reason" in fields else ""
         revocation = Revocation(bodies.text_of(fields, "user", 256), bodies.text_of(fields, "filter", MAX_FILTER), reason)
         revocation.check()
+        if (tenant := self._tenant(caller)) is not None:
+            revocation = revocation_outward(tenant, revocation)
         await self._revoke(revocation, caller.identity)
         return _json(200, {"revoked": True})
 
@@ -361,8 +376,9 @@ class Api:
             with self._guard.refusing(address, CLIENT):
                 credentials = credentials_of(request.headers.get("Authorization", ""), CLIENT, address)
             identity = self._guard.check_now(credentials) or await self._guard.check(credentials)
+            tenant = self._guard.tenants.of(identity)
             with self._guard.refusing(address, CLIENT):
-                identity.check_uin(named)
+                identity.check_uin(named if tenant is None or not named else tenant.names.uin_outward(named) or MAX_ID)
             if credentials.user:
                 raise Refused(401, "UNAUTHENTICATED", "the HTTP API takes tokens: Authorization: Bearer TOKEN")
             caller = Caller(identity, identity.uin, credentials.secret)
@@ -370,6 +386,16 @@ class Api:
             raise bad("an inbox belongs to a user: log in as one" if self._guard is not None else "give the user's UIN: user=")
         self._pay(caller, 0, 0)
         return caller
+
+    def _tenant(self, caller: Caller) -> TenantNames | None:
+        """Names of the caller's tenant; None: it has none."""
+        found = self._guard.tenants.of(caller.identity) if self._guard is not None and caller.identity is not None else None
+        return found.names if found is not None else None
+
+    def _durable(self, request: web.Request, caller: Caller) -> str:
+        """The durable topic of a route."""
+        topic, tenant = request.match_info["topic"], self._tenant(caller)
+        return topic if tenant is None else tenant.durable_outward(topic)
 
     def _pay(self, caller: Caller, messages: int, size: int) -> None:
         """Charge messages to the login's quota. Raises `Refused` while it owes for earlier ones."""

@@ -13,7 +13,9 @@ import json
 from collections import deque
 from typing import Any, Final, NamedTuple
 
+from cluster.access.tenants.names import TenantNames
 from gateway.http.bodies import shown, topic_of
+from gateway.http.tenants import inward
 from pixiu.client.client import Client
 from pixiu.client.messages.message import Message
 from pixiu.errors import PixiuError
@@ -70,8 +72,9 @@ class EventRing:
 class EventStream:
     """The events of one set of topics for one login: a receiver of `gateway.http.logins`."""
 
-    def __init__(self, client: Client, uin: int, topics: frozenset[str]) -> None:
+    def __init__(self, client: Client, uin: int, topics: frozenset[str], tenant: TenantNames | None = None) -> None:
         self.ring = EventRing()
+        self._tenant = tenant
         self.error: PixiuError | None = None
         found = [topic_of(name) for name in sorted(topics)]
         self._subscription = client.subscribe(
@@ -120,16 +123,16 @@ class EventStream:
     async def _run(self) -> None:
         try:
             async for message in self._subscription:
-                self._put(event_of(message))
+                self._put(event_of(message, self._tenant))
         except PixiuError as error:
             self.error = error
         finally:
             self._wake()
 
 
-def event_of(message: Message) -> Event:
-    """Event of a message."""
-    fields = fields_of(message)
+def event_of(message: Message, tenant: TenantNames | None = None) -> Event:
+    """Event of a message, in the names of a tenant."""
+    fields = inward(tenant, fields_of(message))
     number = fields["id"]
     return Event(number, f"id: {number}\nevent: message\ndata: {json.dumps(fields)}\n\n".encode())
 

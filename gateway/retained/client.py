@@ -318,6 +318,17 @@ class RetainedClient:
         )  # fmt: skip
         return shown[:limit], shown[limit - 1].topic if len(shown) > limit else end
 
+    async def totals(self, name: str) -> tuple[int, int]:
+        """Count the retained messages that match a filter, and their bytes. Raises `Unavailable`."""
+        messages = size = 0
+        for partition in self._partitions_of([name]):
+            start, whole = "", False
+            while not whole:
+                answer = await self._ask(partition, [name], start, 0, totals=True)
+                messages, size, start = messages + answer.messages, size + answer.bytes, answer.next
+                whole = not start
+        return messages, size
+
     async def _slices(self, filters: Sequence[str]) -> AsyncIterator[list[Listed]]:
         for partition, wanted in self._by_partition(filters).items():
             async for found in self._slices_of(partition, wanted):
@@ -337,11 +348,13 @@ class RetainedClient:
             if coming is not None:
                 coming.cancel()
 
-    async def _ask(self, partition: int, filters: Sequence[str], after: str, limit: int) -> retained_pb2.RetainedList:
+    async def _ask(
+        self, partition: int, filters: Sequence[str], after: str, limit: int, *, totals: bool = False
+    ) -> retained_pb2.RetainedList:
         until, text = time.monotonic() + GIVE_UP_S, "no router of the partition is Running"
         partitions = self._routers.partitions
         request = retained_pb2.RetainedListRequest(
-            filters=filters, after=after, limit=limit, partition=partition, partitions=partitions
+            filters=filters, after=after, limit=limit, partition=partition, partitions=partitions, totals=totals
         )  # fmt: skip
         while True:
             replica = self._routers.replica(partition)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63luster/wire/v1/retained.proto\x12\x08pixiu.v1\"w\n\rRetainedEntry\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x06\x12\x11\n\tsnowflake\x18\x03 \x01(\x06\x12\x0e\n\x06record\x18\x04 \x01(\x0c\x12\x15\n\rexpires_at_ms\x18\x05 \x01(\x04\x12\x0c\n\x04room\x18\x06 \x01(\x06\"I\n\x0cRetainedPuts\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.pixiu.v1.RetainedEntry\x12\x0f\n\x07replica\x18\x02 \x01(\x08\"u\n\x0fRetainedOutcome\x12\x12\n\nerror_code\x18\x01 \x01(\t\x12\x12\n\nerror_text\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x06\x12\x11\n\tsnowflake\x18\x04 \x01(\x06\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"?\n\x10RetainedOutcomes\x12+\n\x08outcomes\x18\x01 \x03(\x0b\x32\x19.pixiu.v1.RetainedOutcome\"k\n\x13RetainedListRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\x12\x11\n\tpartition\x18\x04 \x01(\r\x12\x12\n\npartitions\x18\x05 \x01(\r\"F\n\x0cRetainedList\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.pixiu.v1.RetainedEntry\x12\x0c\n\x04next\x18\x02 \x01(\t\"I\n\x0fRetainedDigests\x12\x0f\n\x07\x62uckets\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x12\n\npartitions\x18\x03 \x01(\r\"8\n\x0cRetainedPage\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.pixiu.v1.RetainedEntry2\xc1\x01\n\x08Retained\x12\x39\n\x03Put\x12\x16.pixiu.v1.RetainedPuts\x1a\x1a.pixiu.v1.RetainedOutcomes\x12=\n\x04List\x12\x1d.pixiu.v1.RetainedListRequest\x1a\x16.pixiu.v1.RetainedList\x12;\n\x04Sync\x12\x19.pixiu.v1.RetainedDigests\x1a\x16.pixiu.v1.RetainedPage0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63luster/wire/v1/retained.proto\x12\x08pixiu.v1\"w\n\rRetainedEntry\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x06\x12\x11\n\tsnowflake\x18\x03 \x01(\x06\x12\x0e\n\x06record\x18\x04 \x01(\x0c\x12\x15\n\rexpires_at_ms\x18\x05 \x01(\x04\x12\x0c\n\x04room\x18\x06 \x01(\x06\"I\n\x0cRetainedPuts\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.pixiu.v1.RetainedEntry\x12\x0f\n\x07replica\x18\x02 \x01(\x08\"u\n\x0fRetainedOutcome\x12\x12\n\nerror_code\x18\x01 \x01(\t\x12\x12\n\nerror_text\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x06\x12\x11\n\tsnowflake\x18\x04 \x01(\x06\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"?\n\x10RetainedOutcomes\x12+\n\x08outcomes\x18\x01 \x03(\x0b\x32\x19.pixiu.v1.RetainedOutcome\"{\n\x13RetainedListRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\x12\x11\n\tpartition\x18\x04 \x01(\r\x12\x12\n\npartitions\x18\x05 \x01(\r\x12\x0e\n\x06totals\x18\x06 \x01(\x08\"g\n\x0cRetainedList\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.pixiu.v1.RetainedEntry\x12\x0c\n\x04next\x18\x02 \x01(\t\x12\x10\n\x08messages\x18\x03 \x01(\r\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"I\n\x0fRetainedDigests\x12\x0f\n\x07\x62uckets\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x12\n\npartitions\x18\x03 \x01(\r\"8\n\x0cRetainedPage\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.pixiu.v1.RetainedEntry2\xc1\x01\n\x08Retained\x12\x39\n\x03Put\x12\x16.pixiu.v1.RetainedPuts\x1a\x1a.pixiu.v1.RetainedOutcomes\x12=\n\x04List\x12\x1d.pixiu.v1.RetainedListRequest\x1a\x16.pixiu.v1.RetainedList\x12;\n\x04Sync\x12\x19.pixiu.v1.RetainedDigests\x1a\x16.pixiu.v1.RetainedPage0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,13 +40,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RETAINEDOUTCOMES']._serialized_start=359
   _globals['_RETAINEDOUTCOMES']._serialized_end=422
   _globals['_RETAINEDLISTREQUEST']._serialized_start=424
-  _globals['_RETAINEDLISTREQUEST']._serialized_end=531
-  _globals['_RETAINEDLIST']._serialized_start=533
-  _globals['_RETAINEDLIST']._serialized_end=603
-  _globals['_RETAINEDDIGESTS']._serialized_start=605
-  _globals['_RETAINEDDIGESTS']._serialized_end=678
-  _globals['_RETAINEDPAGE']._serialized_start=680
-  _globals['_RETAINEDPAGE']._serialized_end=736
-  _globals['_RETAINED']._serialized_start=739
-  _globals['_RETAINED']._serialized_end=932
+  _globals['_RETAINEDLISTREQUEST']._serialized_end=547
+  _globals['_RETAINEDLIST']._serialized_start=549
+  _globals['_RETAINEDLIST']._serialized_end=652
+  _globals['_RETAINEDDIGESTS']._serialized_start=654
+  _globals['_RETAINEDDIGESTS']._serialized_end=727
+  _globals['_RETAINEDPAGE']._serialized_start=729
+  _globals['_RETAINEDPAGE']._serialized_end=785
+  _globals['_RETAINED']._serialized_start=788
+  _globals['_RETAINED']._serialized_end=981
 # @@protoc_insertion_point(module_scope)

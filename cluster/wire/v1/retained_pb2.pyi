@@ -147,6 +147,7 @@ class RetainedListRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    TOTALS_FIELD_NUMBER: _builtins.int
     after: _builtins.str
     """topics above this one; empty: from the first"""
     limit: _builtins.int
@@ -154,6 +155,8 @@ class RetainedListRequest(_message.Message):
     partition: _builtins.int
     """only topics whose room % partitions == partition % partitions"""
     partitions: _builtins.int
+    totals: _builtins.bool
+    """the answer has numbers instead of entries"""
     @_builtins.property
     def filters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """free topics, rooms, filters with wildcards"""
@@ -166,10 +169,11 @@ class RetainedListRequest(_message.Message):
         limit: _builtins.int = ...,
         partition: _builtins.int = ...,
         partitions: _builtins.int = ...,
+        totals: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "filters", b"filters", "limit", b"limit", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "filters", b"filters", "limit", b"limit", "partition", b"partition", "partitions", b"partitions", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -181,8 +185,14 @@ class RetainedList(_message.Message):
 
     ENTRIES_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
     next: _builtins.str
     """ask again with this as `after`; empty: that was all"""
+    messages: _builtins.int
+    """with `totals`: of this slice"""
+    bytes: _builtins.int
+    """of their records"""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetainedEntry]: ...
     def __init__(
@@ -190,10 +200,12 @@ class RetainedList(_message.Message):
         *,
         entries: _abc.Iterable[Global___RetainedEntry] | None = ...,
         next: _builtins.str = ...,
+        messages: _builtins.int = ...,
+        bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "next", b"next"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "entries", b"entries", "messages", b"messages", "next", b"next"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
