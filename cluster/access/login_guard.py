@@ -436,6 +436,8 @@ class LoginGuard:
     def renew(self, session: LoginSession) -> str:
         """Give a session the present permissions. Returns the reason if it no longer has any; otherwise empty."""
         why = self._gone(session.identity)
+        if session.tenant is not self.tenants.of(session.identity):
+            why = why or "the names of the login's tenant have changed; log in again"
         if not why:
             try:
                 session.renewed(self._permissions(session.identity, session.client_id, session.address))

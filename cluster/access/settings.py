@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -276,7 +276,8 @@ def _made(kind: type[Made], values: Mapping[str, Any], name: str, where: str) ->
     try:
         return kind(**given)
     except TypeError:
-        raise ConfigurationError(f"{name}: [{where}]: lacks {', '.join(sorted(known.keys() - given.keys()))}") from None
+        needed = {key for key, item in known.items() if item.default is MISSING and item.default_factory is MISSING}
+        raise ConfigurationError(f"{name}: [{where}]: lacks {', '.join(sorted(needed - given.keys()))}") from None
 
 
 def _table(tables: Mapping[str, Any], table: str, name: str) -> dict[str, Any]:

@@ -44,6 +44,7 @@ COMMANDS: Final = {
     "inbox": "tools.cli.inbox:inbox",
     "sessions": "tools.cli.sessions:sessions",
     "retained": "tools.cli.retained:retained",
+    "tenants": "tools.tenants.command:tenants",
     "topic": "tools.topics.command:topic",
 }
 """Name → module:function of the commands of `tools/`."""
