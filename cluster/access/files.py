@@ -42,9 +42,16 @@ class Files:
         self.gone: frozenset[Proof] = frozenset()
         """Proofs that were valid before and no longer are. An empty proof means all proofs of this authenticator."""
 
+    def read_rules(self) -> None:
+        """Read the access file and the rules of tenants alone. Blocking. Raises `ConfigurationError`."""
+        self.settings = self._parse("access", self.path, lambda data, name: parse(data.decode(errors="replace"), name))
+        for tenant, of in self.settings.tenants.items():
+            if of.rules:
+                self.tenant_rules[tenant] = self._parse("rules", self.path.parent / of.rules, self._rules)
+
     def read(self) -> None:
         """Read the files; unchanged ones are not parsed again. Blocking. Raises `ConfigurationError`."""
-        self.settings = self._parse("access", self.path, lambda data, name: parse(data.decode(errors="replace"), name))
+        self.read_rules()
         folder = self.path.parent
         if self.settings.keys:
             self.keys = self._parse("keys", folder / self.settings.keys, tokens.read_keys)
@@ -53,9 +60,6 @@ class Files:
             self.users = self._parse("users", path, lambda data, name: passwords.read_users(data.decode(errors="replace"), name))
         if self.settings.certificate is not None and self.settings.certificate.revoked:
             self.revoked = self._parse("revoked", folder / self.settings.certificate.revoked, certificates.read_revoked)
-        for tenant, of in self.settings.tenants.items():
-            if of.rules:
-                self.tenant_rules[tenant] = self._parse("rules", folder / of.rules, self._rules)
         if self._before is not None:
             self.gone = frozenset(self._gone_since(self._before))
         self._before = None

@@ -1,7 +1,7 @@
-"""An operator's request to end sessions: those of a user, those opened with one key, certificate or authenticator, or all. Pure.
+"""An operator's request to end sessions: of a user, of a tenant, of one key, certificate or authenticator, or of everybody. Pure.
 
     {"user": "alice"}   {"by": "jwt", "signed_by": "2026-a"}   {"by": "callback"}   {"everybody": true}   {"client": "sensor-7"}
-    {"client": "sensor-7", "forget": true}
+    {"tenant": "acme"}
 
 Source: docs/security.md, "Ending sessions".
 """
@@ -29,16 +29,13 @@ class Kick:
     signed_by: str = ""
     everybody: bool = False
     client: str = ""
-    """Client ID; without `user` of any user."""
-    forget: bool = False
-    """True if the client's session of MQTT is removed, too."""
+    """Client ID, of any user."""
+    tenant: str = ""
 
     def check(self) -> None:
         """Raise `InvalidArgument` if the request is invalid."""
-        if sum((bool(self.user or self.client), bool(self.by), self.everybody)) != 1:
-            raise InvalidArgument("give one of: USER (a name or a UIN) or --client or both, --by, --all")
-        if self.forget and not self.client:
-            raise InvalidArgument("--forget: goes with --client, whose session is removed")
+        if sum((bool(self.user), bool(self.by), self.everybody, bool(self.client), bool(self.tenant))) != 1:
+            raise InvalidArgument("give one of: USER (a name or a UIN), --client, --tenant, --by, --all")
         if self.by and self.by not in AUTHENTICATORS:
             raise InvalidArgument(f"--by {self.by}: must be one of {', '.join(AUTHENTICATORS)}")
         if self.signed_by and self.by not in ("jwt", "certificate"):
@@ -46,7 +43,11 @@ class Kick:
 
     def fits(self, identity: Identity, client: str = "") -> bool:
         """True if the request applies to an identity, with this client ID."""
-        if self.client or self.user:
+        if self.client:
+            return self.client == client
+        if self.tenant:
+            return self.tenant == identity.tenant
+        if self.user:
             # A service has no UIN, and is selected by its name.
             meant = not self.user or self.user in (identity.user, str(identity.uin or identity.user))
             return meant and self.client in ("", client)
@@ -66,4 +67,5 @@ def kick_of(text: str) -> Kick | None:
         found.check()
     except (ValueError, TypeError, RecursionError, InvalidArgument):
         return None
-    return found if all(isinstance(value, str) for value in (found.user, found.by, found.signed_by, found.client)) else None
+    texts = (found.user, found.by, found.signed_by, found.client, found.tenant)
+    return found if all(isinstance(value, str) for value in texts) else None

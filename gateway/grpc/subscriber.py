@@ -107,6 +107,8 @@ class _Stream(ClientSession):
 
     def deliver(self, data: bytes, count: int) -> None:
         self._wait(data, count)
+        if self.access is not None and self.access.tenant is not None:
+            self.access.tenant.spend_out(count, len(data), self._clients.now())
         if self._backlog.behind_s(self._clients.slow_consumers.now()) >= BATCHED_FROM_S:
             self._clients.slow_consumers.add(self)
         self.work.set()

@@ -150,4 +150,7 @@ class Login:
             self._discard(identity.uin, connect)
         except PixiuError as error:
             code = code_of(error)
+        if code is ReasonCode.QUOTA_EXCEEDED:
+            self._client.refuse_later(code)  # many clients of one tenant may come at once, and again
+            return
         self._client.admitted(code)

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from pixiu.discovery import paths
-from pixiu.errors import ConfigurationError, InvalidArgument
+from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID
 from registry.mailbox import posted
 from registry.session import registry_of
@@ -78,28 +78,33 @@ def try_rules(
     as_json: AsJson = False,
 ) -> None:
     """Show whether a login may do something, and which rule decides. Exit code 0: allowed, 1: denied."""
-    from cluster.access.rules import ACTIONS, IMPERSONATE, REVOKE, Permissions, RuleSet, of_topic_name
-    from cluster.access.settings import parse
+    from cluster.access.files import Files
+    from cluster.access.rules import ACTIONS, IMPERSONATE, OF_TOPICS, REVOKE, RuleSet, of_topic_name
+    from cluster.access.tenants.book import TenantBook
     from cluster.trust.identity import Identity
 
     if action not in ACTIONS:
         raise InvalidArgument(f"{action}: must be one of {', '.join(ACTIONS)}")
     if any("=" not in claim for claim in claims or ()):
         raise InvalidArgument("--claim: must be NAME=VALUE")
-    try:
-        settings = parse(file.read_text(), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{file}: cannot be read: {error}") from None
+    files = Files(file)
+    files.read_rules()
     said = dict(claim.split("=", 1) for claim in claims or ())
+    book = TenantBook(lambda: 0.0)
+    own = {tenant: RuleSet(rules) for tenant, rules in files.tenant_rules.items()}
+    book.use(files.settings.all_tenants, files.settings.tenants, own)
     identity = Identity(user, uin, frozenset(groups or ()), said)
-    permissions = Permissions(identity, RuleSet(settings.rules), client_id)
+    if book:
+        identity = book.place(identity)
+    used = book.of(identity)
+    rules = files.tenant_rules.get(identity.tenant, files.settings.rules)
+    permissions = book.permissions(identity, RuleSet(files.settings.rules), client_id, lambda *_: None)
+    if used is not None:
+        target = used.names.durable_outward(target) if action in OF_TOPICS else used.names.outward(target)
     what = "*" if action in (IMPERSONATE, REVOKE) else of_topic_name(target)
     allowed, rule = permissions.allows(action, what), permissions.rule_of(action, what)
-    names = {
-        0: "no rule matches: denied",
-        len(settings.rules) + 1: "the implicit last rule, for what is sent to oneself",
-    }
-    by, asked = names.get(rule, f"rule {rule}"), settings.rules[rule - 1].ask if 0 < rule <= len(settings.rules) else ""
+    names = {0: "no rule matches: denied", len(rules) + 1: "the implicit last rule, for what is sent to oneself"}
+    by, asked = names.get(rule, f"rule {rule}"), rules[rule - 1].ask if 0 < rule <= len(rules) else ""
     if as_json:
         print_json({"allowed": allowed, "rule": rule, "by": by, "asks": asked})
     else:
@@ -119,24 +124,28 @@ def kick(
     ] = "",
     everybody: Annotated[bool, typer.Option("--all", help="Everybody who has logged in.")] = False,
     client: Annotated[str, typer.Option(help="The clients with this ID, as `pixiu sessions` shows it.", metavar="ID")] = "",
-    forget: Annotated[
-        bool, typer.Option("--forget", help="With --client: remove its session and what waits for it, too, connected or not.")
-    ] = False,
+    tenant: Annotated[str, typer.Option(help="Everybody of this tenant.", metavar="NAME")] = "",
 ) -> None:
-    """End sessions: of a user, of a client ID, of everybody who logged in by one authenticator or one key, or of everybody.
-    They may log in again, unless a rule, the password file or the key set forbids it."""
+    """End sessions: of a user, of a client ID, of a tenant, of everybody who logged in by one authenticator or one key, or of
+    everybody. They may log in again, unless a rule, the password file or the key set forbids it."""
     from cluster.access.kicks import Kick
 
-    kick_ = Kick(user, by, key, everybody, client, forget)
+    kick_ = Kick(user, by, key, everybody, client, tenant)
     kick_.check()
     asyncio.run(_kick(target, kick_.text()))
     if forget:  # of whoever was back before the session was removed: it must begin anew
         asyncio.run(_kick(target, replace(kick_, forget=False).text()))
     signed = f" ({key})" if key else ""
-    of_client = f"the client {client}{f' of {user}' if user else ''}"
-    who = of_client if client else user or (f"all who came by {by}{signed}" if by else "everybody")
-    what = "remove" if forget else "end"
-    print_text(f"all gateways and proxies were notified to {what} the sessions of {who}")
+    who = user or (
+        f"the client {client}"
+        if client
+        else f"the tenant {tenant}"
+        if tenant
+        else f"all who came by {by}{signed}"
+        if by
+        else "everybody"
+    )
+    print_text(f"all gateways and proxies were notified to end the sessions of {who}")
 
 
 async def _kick(target: str, request: str) -> None:

@@ -26,8 +26,10 @@ ROWS: Rows = {
         (
             "cluster/access/rules::a_rule_is_for_users_groups_and_claims",
             "cluster/access/rules::a_group_has_a_quota_of_its_own_and_the_rest_of_the_common_one",
+            "e2e/tenants::nothing_of_one_tenant_reaches_the_other",
+            "cluster/access/tenants::rules_are_in_the_tenants_names_and_reach_no_further",
         ),
-        "Tenants, with names, metrics and an order of dropping of their own, are not built.",
+        "A tenant has no issuer of tokens of its own.",
     ),
     "Z4": Row(
         "the protocol stays compatible as it evolves",
@@ -41,6 +43,7 @@ ROWS: Rows = {
         (
             "e2e/edges::a_publisher_over_its_rate_is_told_when_to_try_again",
             "e2e/edges::a_big_room_reaches_every_member_once_and_in_order",
+            "gateway/tenants::the_tenant_most_above_its_share_is_shed_first_and_refused_last",
         ),
         "There is no forecast by tenant.",
     ),

@@ -136,10 +136,14 @@ class TenantUse:
         if not qos and (self.stage or self._out.wait_s(now)):
             self.counters.dropped_out += 1
             return False
-        self.counters.messages_out += 1
-        self.counters.bytes_out += size
-        self._out.spend(1, size, now)
+        self.spend_out(1, size, now)
         return True
+
+    def spend_out(self, messages: int, size: int, now: float) -> None:
+        """Charge messages to one of its clients that are not dropped, whatever their QoS."""
+        self.counters.messages_out += messages
+        self.counters.bytes_out += size
+        self._out.spend(messages, size, now)
 
     def take_retained(self, size: int) -> bool:
         """Take space for a retained message, which is refused without it. `size` 0: it clears one."""
