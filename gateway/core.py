@@ -407,7 +407,9 @@ class Core(EventTable[ev.Effect]):
             self._proxy_routes.change(now, lambda key: _proxy_of(key, old), gone=gone)
 
     def _on_opened(self, event: ev.Opened, now: float, out: list[ev.Effect]) -> None:
-        self.index.clients[event.connection] = Client(event.uin, event.dialect, exact=event.exact, credit=event.credit)
+        self.index.clients[event.connection] = Client(
+            event.uin, event.dialect, exact=event.exact, credit=event.credit, inside=event.inside
+        )  # fmt: skip
         if event.device:
             opened = self.devices.opened(
                 event.connection, event.uin, event.device, event.device_class, event.wall_ms, login=event.login, name=event.name

@@ -54,6 +54,16 @@ class ProxiesChanged:
     proxies: tuple[Replica, ...]
 
 
+class Inside(Protocol):
+    """The tenant of a client: its topics have other names inside than outside, and it may be above its rate."""
+
+    def inward(self, name: bytes) -> bytes:
+        """The name that its clients know; empty: the topic is not the tenant's."""
+
+    def take(self, messages: int, size: int) -> bool:
+        """Charge messages of QoS 0 to its clients. False: they are dropped."""
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A client connected."""
@@ -75,9 +85,8 @@ class Opened:
     """True if it gets no shared bytes, only `DeliverEach`: it limits the size of packets, or wants topic aliases."""
     credit: int = 65_535
     """Messages of shared subscriptions with QoS 1 or 2 that it may have unacknowledged."""
-    session: int = 0
-    """The pseudo-user whose inbox its session has, if that outlives the connection; 0: none. What concerns this inbox names the
-    connection by its number below 0."""
+    inside: Inside | None = None
+    """Its tenant, if it gets packets; what `DeliverEach` delivers has the cluster's names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
     packets, records   bytes that all connections of a channel share: `Deliver`
     packets5           the same, with the properties of each message
+    inside             the same, of a tenant, with its name of the topic
     exact              a `Delivery` for each connection and message: `DeliverEach`
 
 Source: docs/architecture.md, "A message to a room"; docs/subscriptions.md, "Subscriptions".
@@ -14,7 +15,7 @@ from typing import Final
 
 from cluster.mqtt.properties_in_records import properties_of, qos_of, retain_of
 from gateway import events as ev
-from gateway.membership.rooms import Channel, Grant
+from gateway.membership.rooms import MQTT_5, Channel, Grant
 from pixiu.ids import snowflake_time_ms
 from pixiu.wire.record import (
     EXTENSION_AT,
@@ -130,6 +131,8 @@ class FanOut:
             packets = [publish_packet5(channel.head, body, _properties(record, now_ms)) for record, body in pending]
             out.append(_delivery(channel, targets, packets))
             shared = len(targets) * len(pending)
+        if channel.inside:
+            shared += self._deliver_inside(channel, channel.inside, pending, out)
         if not exact:
             return shared
         shown = channel.shown != channel.room
@@ -137,6 +140,29 @@ class FanOut:
             topic = channel.head[2:] if channel.head else body[2 : 2 + (body[0] << 8 | body[1])]
             self._queue_each(exact, with_key(record, channel.shown) if shown else record, topic)
         return shared
+
+    def _deliver_inside(
+        self, channel: Channel, inside: dict[int, int], pending: list[tuple[bytes, bytes]], out: list[ev.Effect]
+    ) -> int:
+        """Deliver to the clients of a tenant, in its names: their bytes are shared among them."""
+        tenant, first = channel.tenant, pending[0][1]
+        name = channel.head[2:] if channel.head else first[2 : 2 + (first[0] << 8 | first[1])]
+        inner = tenant.inward(name) if tenant is not None else b""
+        if tenant is None or not inner:
+            return 0
+        cut = 0 if channel.head else 2 + len(name)
+        size = sum(len(body) - cut for _, body in pending)
+        if not tenant.take(len(inside) * len(pending), len(inside) * size):
+            return 0
+        head, now_ms = len(inner).to_bytes(2, "big") + inner, self._unix_ms()
+        of_5 = tuple(connection for connection, dialect in inside.items() if dialect == MQTT_5)
+        of_3 = tuple(connection for connection, dialect in inside.items() if dialect != MQTT_5)
+        if of_5:
+            packets = [publish_packet5(head, body[cut:], _properties(record, now_ms)) for record, body in pending]
+            out.append(_delivery(channel, of_5, packets))
+        if of_3:
+            out.append(_delivery(channel, of_3, [publish_packet(head, body[cut:]) for _, body in pending]))
+        return len(inside) * len(pending)
 
     def _queue_each(self, exact: dict[int, Grant], record: bytes, topic: bytes) -> None:
         qos, retain, expires_at_ms, publisher = qos_of(record), retain_of(record), expires_at_ms_of(record), -1

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gateway.events import Wanted
+from gateway.events import Inside, Wanted
 from gateway.membership.shared import SharedGroup, share_number
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.filter_tree import FilterTree
@@ -70,8 +70,12 @@ class Channel:
     """Connections that get PUBLISH packets of MQTT 5, with shared bytes."""
     exact: dict[int, Grant] | None = None
     """Connections that get a packet of their own for each message."""
+    inside: dict[int, int] | None = None
+    """Connections of a tenant that get PUBLISH packets with shared bytes, in the tenant's names → their dialect."""
+    tenant: Inside | None = None
+    """That tenant: a name belongs to one."""
     others: bool = False
-    """True if any is in `packets5` or `exact`."""
+    """True if any is in `packets5`, `exact` or `inside`."""
     packet_targets: tuple[int, ...] | None = None
     record_targets: tuple[int, ...] | None = None
     pending_packets: list[bytes] = field(default_factory=list)
@@ -79,7 +83,7 @@ class Channel:
     pending_others: list[tuple[bytes, bytes]] | None = None
     """Record and body of messages for `packets5` and `exact`."""
 
-    def add(self, connection: int, dialect: int, grant: Grant, *, exact: bool = False) -> None:
+    def add(self, connection: int, dialect: int, grant: Grant, *, exact: bool = False, tenant: Inside | None = None) -> None:
         """Add a connection, in the class that its options ask for."""
         if dialect == RECORDS:
             self.records[connection] = None
@@ -87,6 +91,11 @@ class Channel:
         elif exact or grant != PLAIN:
             self.exact = self.exact or {}
             self.exact[connection] = grant
+            self.others = True
+        elif tenant is not None:
+            self.inside = self.inside or {}
+            self.inside[connection] = dialect
+            self.tenant = tenant
             self.others = True
         elif dialect == MQTT_5:
             self.packets5 = self.packets5 or {}
@@ -109,7 +118,9 @@ class Channel:
                 self.packets5.pop(connection, None)
             if self.exact is not None:
                 self.exact.pop(connection, None)
-            self.others = bool(self.packets5 or self.exact)
+            if self.inside is not None:
+                self.inside.pop(connection, None)
+            self.others = bool(self.packets5 or self.exact or self.inside)
 
     def without(self, connections: Collection[int]) -> Channel:
         """A channel for one message, without some connections."""
@@ -118,12 +129,14 @@ class Channel:
         found.records = {each: None for each in self.records if each not in connections}
         found.packets5 = {each: None for each in self.packets5 or () if each not in connections}
         found.exact = {each: grant for each, grant in (self.exact or {}).items() if each not in connections}
-        found.others = bool(found.packets5 or found.exact)
+        found.inside = {each: dialect for each, dialect in (self.inside or {}).items() if each not in connections}
+        found.tenant = self.tenant
+        found.others = bool(found.packets5 or found.exact or found.inside)
         return found
 
     def connections(self) -> Iterable[int]:
         """All connections."""
-        return (*self.packets, *self.records, *(self.packets5 or ()), *(self.exact or ()))
+        return (*self.packets, *self.records, *(self.packets5 or ()), *(self.exact or ()), *(self.inside or ()))
 
     def __bool__(self) -> bool:
         """True if any connection is in it."""
@@ -157,6 +170,8 @@ class Client:
     """True if its connection has ended and it is leaving its rooms."""
     wide_rooms: int = 0
     """Rooms of its filters beyond one each."""
+    inside: Inside | None = None
+    """Its tenant."""
 
     @property
     def packets(self) -> bool:
@@ -266,7 +281,7 @@ class RoomIndex:
             self._merged.clear()
         else:
             channel = self._channel(rooms[0], None if parsed.name.startswith(ROOM_PREFIX) else name)
-            channel.add(connection, client.dialect, grant_of(wanted), exact=client.exact)
+            channel.add(connection, client.dialect, grant_of(wanted), exact=client.exact, tenant=client.inside)
             if self._merged:
                 self._merged.pop(name, None)
         return self._enter(rooms, self.member(client, parsed, rooms))
@@ -339,7 +354,7 @@ class RoomIndex:
                 found.setdefault(connection, []).append(own)
         for connection, options in found.items():
             client = self.clients[connection]
-            channel.add(connection, client.dialect, merged(options), exact=client.exact)
+            channel.add(connection, client.dialect, merged(options), exact=client.exact, tenant=client.inside)
         return channel
 
     def member(self, client: Client, parsed: Filter, rooms: tuple[int, ...]) -> int:
@@ -358,7 +373,7 @@ class RoomIndex:
         if channel is None:
             name = b"user/%d" % client.uin
             channel = self.users[client.uin] = Channel(client.uin, None, len(name).to_bytes(2, "big") + name, client.uin)
-        channel.add(connection, client.dialect, PLAIN, exact=client.exact)
+        channel.add(connection, client.dialect, PLAIN, exact=client.exact, tenant=client.inside)
 
     def leave_user(self, connection: int) -> None:
         """Unsubscribe a connection from the messages to its user."""
@@ -407,7 +422,7 @@ class RoomIndex:
         name = parsed.name.encode()
         channel = self._channel(subscription.rooms[0], None if parsed.name.startswith(ROOM_PREFIX) else name)
         channel.discard(connection)
-        channel.add(connection, client.dialect, grant_of(subscription.wanted), exact=client.exact)
+        channel.add(connection, client.dialect, grant_of(subscription.wanted), exact=client.exact, tenant=client.inside)
         self._merged.pop(name, None)
         return []
 

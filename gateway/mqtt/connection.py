@@ -38,7 +38,7 @@ from gateway.mqtt.login import Login
 from gateway.mqtt.publishing import Publishing
 from gateway.mqtt.sockets import keep_alive, reset_at_close
 from gateway.mqtt.subscribing import Subscribing
-from gateway.tenants.packets import delivered, translate
+from gateway.tenants.packets import Insider, delivered, translate
 from pixiu.ids import device_class_of_name, device_of_name, uin_of_name
 from pixiu.placement.topics import USER_PREFIX
 
@@ -612,7 +612,8 @@ class MQTTConnection(ClientSession):
         class_number = device_class_of_name(device_class) if named else 0
         self._clients.opened(
             self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id,
-            exact=terms.limited or self._tenant is not None, credit=terms.receive_maximum,
+            exact=terms.limited, credit=terms.receive_maximum,
+            inside=Insider(self._tenant, self._clients.now) if self._tenant is not None else None,
         )  # fmt: skip
         will = connect.will
         if will is not None:

@@ -1,6 +1,8 @@
 """Packets of a tenant's MQTT client in the cluster's names, and deliveries to it in the tenant's. Pure.
 
-    client ── a/b ──▶ decoder ── acme/a/b ──▶ session, rules, rooms …  ── acme/a/b ──▶ delivered ── a/b ──▶ client
+    client ── a/b ──▶ decoder ── acme/a/b ──▶ session, rules, rooms, core
+    client ◀── a/b ── delivered, for one client ◀── acme/a/b ──┤
+    client ◀── a/b ── fan-out, bytes that they share ◀─────────┘
 
 So everything behind the decoder knows only the cluster's names. A client without a tenant has no translator.
 
@@ -9,7 +11,7 @@ Source: docs/tenants.md, "Names".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -44,6 +46,23 @@ def translate(session: ServerSession, names: TenantNames) -> None:
     if session._judged_later is not None:
         connect, behind = session._judged_later
         session._judged_later = connect_outward(names, connect), [outward(names, packet) for packet in behind]
+
+
+class Insider:
+    """What a gateway's core knows of the tenant of a client: see `gateway.events.Inside`."""
+
+    __slots__ = ("_now", "_use")
+
+    def __init__(self, use: TenantUse, now: Callable[[], float]) -> None:
+        self._use, self._now = use, now
+
+    def inward(self, name: bytes) -> bytes:
+        """The tenant's name of a topic."""
+        return self._use.names.inward(name)
+
+    def take(self, messages: int, size: int) -> bool:
+        """Charge messages of QoS 0. False: they are dropped."""
+        return self._use.take_shared(messages, size, self._now())
 
 
 def delivered(use: TenantUse, messages: Sequence[Delivery], now: float) -> list[Delivery]:

@@ -45,8 +45,9 @@ from gateway.tenants.page import system_topics, tenants
 from gateway.tenants.shedding import CALM, STEADY, Offered, Shedding
 from gateway.tenants.watch import TenantWatch
 from pixiu.errors import Unavailable
+from pixiu.ids import topic_room
 from pixiu.wire.record import Flag, Kind, encode, with_topic
-from tests.gateway.world import Wire, World, of, turn
+from tests.gateway.world import Wire, World, arrive, of, turn
 from tests.support.logins import Logins
 from tests.support.waiting import until
 
@@ -95,6 +96,18 @@ def sent(wire: Wire, kind: type[Any], dialect: Dialect = MQTT_5) -> list[Any]:
     return [packet for packet in decoder.feed(b"".join(wire.writes)) if isinstance(packet, kind)]
 
 
+def published(data: bytes, dialect: int) -> list[str]:
+    """Topics of PUBLISH packets."""
+    decoder = codec.Decoder(Side.CLIENT, dialect=MQTT_5 if dialect == 5 else MQTT_3_1_1)
+    packets = decoder.feed(codec.encode(Connack(False, 0), decoder.dialect) + data)
+    return [packet.topic for packet in packets if isinstance(packet, Publish)]
+
+
+def record_of(number: int) -> bytes:
+    """A message to acme's topic a/b."""
+    return encode(Kind.ROOM, topic_room("acme"), with_topic("acme/a/b", b"x"), number, flags=Flag.TO_ROOM | Flag.TOPIC)
+
+
 @pytest.fixture
 async def clients(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Clients]:
     logins = Logins(tmp_path)
@@ -138,10 +151,29 @@ async def test_what_a_client_publishes_is_named_outside_and_what_it_gets_inside(
     assert [packet.topic for packet in sent(wire, Publish)] == ["a/b", "user/7", "room/5", "$SYS/broker/uptime"]
 
 
-async def test_fan_out_gives_a_tenants_client_no_bytes_that_others_share(clients: Clients) -> None:
-    await clients.connect("acme", dialect=MQTT_3_1_1)
-    await clients.connect("")
-    assert [event.exact for event in of(ev.Opened, clients.world.events)] == [True, False]
+@pytest.mark.parametrize("clients", ["messages_out_per_s = 10"], indirect=True)
+@pytest.mark.parametrize("filter_", ["a/b", "a/+", "#"])
+async def test_the_clients_of_a_tenant_share_bytes_in_its_names(clients: Clients, filter_: str) -> None:
+    for uin, dialect in ((7, MQTT_3_1_1), (8, MQTT_5), (9, MQTT_5)):
+        await clients.connect("acme", uin=uin, dialect=dialect)
+    await clients.connect("", dialect=MQTT_5)
+    core, use = Core(instance=1, generation=1), clients.tenant("acme")
+    opened = of(ev.Opened, clients.world.events)
+    first, second, third, operator = (event.connection for event in opened)
+    turn(core, *opened)
+    for event in opened:
+        name = "#" if event.inside is None else f"acme/{filter_}"
+        turn(core, ev.Join(event.connection, 1, [ev.Wanted(name)], False, False))
+    found = of(ev.Deliver, arrive(core, record_of(1), record_of(2)))
+    topics = {effect.connections: published(effect.data, 3 if effect.connections == (first,) else 5) for effect in found}
+    assert topics == {(first,): ["a/b"] * 2, (second, third): ["a/b"] * 2, (operator,): ["acme/a/b"] * 2}
+    assert use.counters.messages_out == 6
+    for number in range(3, 8):
+        found = of(ev.Deliver, arrive(core, record_of(number)))
+    assert [effect.connections for effect in found] == [(operator,)], "the tenant is above its rate"
+    turn(core, ev.Leave(second, [f"acme/{filter_}"]), ev.Closed(third, 1))
+    use.set(use.settings, "acme", 1e9)
+    assert {effect.connections for effect in of(ev.Deliver, arrive(core, record_of(9)))} == {(first,), (operator,)}
 
 
 async def test_unsubscribing_and_revoking_use_the_same_names(clients: Clients) -> None:

@@ -139,6 +139,14 @@ class TenantUse:
         self.spend_out(1, size, now)
         return True
 
+    def take_shared(self, messages: int, size: int, now: float) -> bool:
+        """Charge messages of QoS 0 whose bytes several of its clients share. False: all are dropped."""
+        if self.stage or self._out.wait_s(now):
+            self.counters.dropped_out += messages
+            return False
+        self.spend_out(messages, size, now)
+        return True
+
     def spend_out(self, messages: int, size: int, now: float) -> None:
         """Charge messages to one of its clients that are not dropped, whatever their QoS."""
         self.counters.messages_out += messages

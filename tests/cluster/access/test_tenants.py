@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cluster.access.kicks import Kick
 from cluster.access.login_guard import LoginGuard
 from cluster.access.rules import (
     ACTIONS,
@@ -242,6 +243,15 @@ async def test_a_change_ends_the_sessions_whose_names_mean_something_else(
     await guard.read_again()
     await all_visited(guard)
     assert sorted(over) == ended
+    for session in sessions:
+        session.close()
+
+
+async def test_an_operator_ends_the_sessions_of_one_tenant(make: Callable[[str], LoginGuard], logins: Logins) -> None:
+    guard = make(TENANTS + OPEN)
+    sessions = [await opened(guard, logins, "alice", 7, tenant) for tenant in ("acme", "globex", "")]
+    assert guard.kick(Kick(tenant="acme").text()) == 1
+    assert [bool(session.over) for session in sessions] == [True, False, False]
     for session in sessions:
         session.close()
 

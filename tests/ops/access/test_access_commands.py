@@ -75,6 +75,17 @@ def test_what_a_login_may_do_is_said_with_the_rule(access: Path, arguments: list
     assert as_json["allowed"] == (code == 0)
 
 
+def test_rules_of_a_tenant_are_tried_in_its_own_names(access: Path) -> None:
+    access.with_name("acme.toml").write_text('[[rule]]\nallow = ["publish", "produce"]\ntopics = ["own/#", "orders"]\n')
+    with access.open("a") as file:
+        file.write('[tenant.acme]\nuins = "1001-2000"\nrules = "acme.toml"\n')
+    for action, topic, code in (("publish", "own/1", 0), ("publish", "other", 1), ("produce", "orders", 0), ("inbox", "user/7", 0)):
+        arguments = ["alice", action, topic, "--uin", "7", "--claim", "tenant=acme", "--file", str(access)]
+        assert CliRunner().invoke(acl, arguments).exit_code == code, (action, topic)
+    wrong = CliRunner().invoke(acl, ["alice", "publish", "a", "--claim", "tenant=other", "--file", str(access)])
+    assert "belongs to a tenant that this cluster does not have" in wrong.stderr
+
+
 def test_who_decides_in_the_place_of_a_rule_is_named(access: Path) -> None:
     found = CliRunner().invoke(acl, ["alice", "subscribe", "room/500", "--file", str(access)])
     assert "the callback shop decides: rule 3" in found.stdout
