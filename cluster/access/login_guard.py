@@ -251,7 +251,6 @@ class LoginGuard:
         self.counts: Counter[str] = Counter()
         self.called: Callable[[str], None] = lambda _peer: None
         """Called with each gRPC call's peer, as gRPC names it."""
-        self._rules = RuleSet(())
         self.tenants = TenantBook(time.monotonic)
         self.as_of = 0
         """Version of the rules: a session whose permissions are of another version is decided anew."""
@@ -418,7 +417,7 @@ class LoginGuard:
             found = self._deciders.get(callback)
             return None if found is None else found.known(Question(identity, client_id, address, action, topic_of(target)).key)
 
-        return self.tenants.permissions(identity, self._rules, client_id, answers)
+        return self.tenants.permissions(identity, client_id, answers)
 
     def _gone(self, identity: Identity) -> str:
         """Reason why a login is no longer valid; empty if it is."""
@@ -634,7 +633,7 @@ class LoginGuard:
         own = {tenant: RuleSet(rules) for tenant, rules in files.tenant_rules.items()}
         changed = self.tenants.use(settings.all_tenants, settings.tenants, own) or changed
         if changed:
-            self._rules, self.as_of = RuleSet(settings.rules), self.as_of + 1
+            self.tenants.rules, self.as_of = RuleSet(settings.rules), self.as_of + 1
         if settings.callback != self.settings.callback:
             old, self._callback = self._callback, None
             if settings.callback is not None:

@@ -49,7 +49,7 @@ def translate(session: ServerSession, names: TenantNames) -> None:
 
 
 class Insider:
-    """What a gateway's core knows of the tenant of a client: see `gateway.events.Inside`."""
+    """The tenant of a client, as the gateway's core knows it: see `gateway.events.Inside`."""
 
     __slots__ = ("_now", "_use")
 

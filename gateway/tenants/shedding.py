@@ -26,7 +26,7 @@ STEADY: Final = 2
 
 
 class Offered(NamedTuple):
-    """What was asked of the gateway for one tenant since the last look."""
+    """Work that was asked of the gateway for one tenant since the last look."""
 
     name: str
     weight: float

@@ -98,7 +98,8 @@ def try_rules(
         identity = book.place(identity)
     used = book.of(identity)
     rules = files.tenant_rules.get(identity.tenant, files.settings.rules)
-    permissions = book.permissions(identity, RuleSet(files.settings.rules), client_id, lambda *_: None)
+    book.rules = RuleSet(files.settings.rules)
+    permissions = book.permissions(identity, client_id, lambda *_: None)
     if used is not None:
         target = used.names.durable_outward(target) if action in OF_TOPICS else used.names.outward(target)
     what = "*" if action in (IMPERSONATE, REVOKE) else of_topic_name(target)

@@ -58,6 +58,8 @@ class TenantBook:
         self._all = AllTenants()
         self._used: dict[str, TenantUse] = {}
         self._rules: Mapping[str, RuleSet] = {}
+        self.rules = RuleSet(())
+        """Rules of the access file: for logins without a tenant, and tenants without rules of their own."""
 
     def __bool__(self) -> bool:
         """True if there are any."""
@@ -126,14 +128,12 @@ class TenantBook:
         fits = used is not None and (not identity.uin or used.names.uin_inward(identity.uin))
         return "" if fits else "the login's tenant has changed; log in again"
 
-    def permissions(
-        self, identity: Identity, rules: RuleSet, client_id: str, answers: Callable[[str, str, Target], bool | None]
-    ) -> Permissions:
-        """Permissions of a session. Raises `NotAllowed`. `rules`: of the access file."""
+    def permissions(self, identity: Identity, client_id: str, answers: Callable[[str, str, Target], bool | None]) -> Permissions:
+        """Permissions of a session. Raises `NotAllowed`."""
         used = self.of(identity)
         if used is None:
-            return Permissions(identity, rules, client_id, answers)
-        return TenantPermissions(identity, used.names, self._rules.get(identity.tenant, rules), client_id, answers)
+            return Permissions(identity, self.rules, client_id, answers)
+        return TenantPermissions(identity, used.names, self._rules.get(identity.tenant, self.rules), client_id, answers)
 
     def spend(self, identity: Identity, messages: int, size: int) -> float:
         """Charge messages that a login publishes to its tenant. Returns the seconds for which its client must not be read from."""

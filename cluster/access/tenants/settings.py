@@ -37,7 +37,7 @@ class AllTenants:
     claim: str = "tenant"
     """Claim of a token, or of a callback's answer, that names the login's tenant."""
     required: bool = False
-    """Whether a login that belongs to no tenant is refused."""
+    """True: a login that belongs to no tenant is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What one tenant uses at one process, and its limits there. Pure.
+"""Use of a process by one tenant, and its limits there. Pure.
 
     rate in    everybody who publishes is read more slowly until the debt is paid; while there is debt, the tenant is `over`
     rate out   messages of QoS 0 are dropped while there is debt; others only make debt
@@ -19,7 +19,7 @@ from cluster.core.token_bucket import Meter
 from pixiu.errors import Overloaded
 
 BURST_S: Final = 1.0
-"""What may come at once after a silence, in seconds of a rate."""
+"""Burst after a silence, in seconds of a rate."""
 FULL_RETRY_MS: Final = 5_000
 """Retry-after of a session that finds no place, ms."""
 
@@ -29,7 +29,7 @@ class QuotaReached(Overloaded):
 
 
 class Stage(IntEnum):
-    """What is taken from a tenant while its gateway is overloaded. Each stage has what the one before has."""
+    """Loss of a tenant while its gateway is overloaded. Each stage has that of the one before, too."""
 
     NONE = 0
     NO_QOS_0 = 1
@@ -171,7 +171,7 @@ class TenantUse:
 
     @property
     def offered(self) -> int:
-        """What was asked of this process for the tenant, since its start: messages, with those dropped, and KiB."""
+        """Work that was asked of this process for the tenant since its start: messages, with those dropped, and KiB."""
         counts = self.counters
         messages = counts.messages_in + counts.messages_out + counts.dropped_in + counts.dropped_out + counts.refused_messages
         return messages + (counts.bytes_in + counts.bytes_out >> 10)
