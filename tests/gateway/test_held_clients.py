@@ -26,6 +26,7 @@ class Access:
     """The session of a client that has logged in: it owes for what it publishes, or callbacks are asked about it."""
 
     over = must_ask = False
+    tenant = None
 
     def __init__(self, *, asks: bool = False) -> None:
         self.asks = self.must_ask = asks

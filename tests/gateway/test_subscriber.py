@@ -186,7 +186,7 @@ async def test_rules_that_change_while_many_names_are_checked_are_those_that_cou
             pieces += 1
             if pieces == MANY // FEW_NAMES + 3:  # names are read, and two pieces of them checked
                 logins.write_rules('[[rule]]\ndeny = ["subscribe"]\nrooms = ["1"]\n[[rule]]\nallow = ["subscribe"]\n')
-                guard._rules = RuleSet(parse(logins.file.read_text(), "access.toml").rules)
+                guard.tenants.rules = RuleSet(parse(logins.file.read_text(), "access.toml").rules)
                 guard.as_of += 1
             return work()
 
