@@ -401,6 +401,10 @@ class Api:
         """Charge messages to the login's quota. Raises `Refused` while it owes for earlier ones."""
         if self._guard is None or caller.identity is None:
             return
+        tenant = self._guard.tenants.of(caller.identity)
+        if tenant is not None and (why := tenant.why_over(time.monotonic())):
+            tenant.counters.refused_messages += max(messages, 1)
+            raise busy(why, 1)
         owed_s = self._guard.spend(caller.identity, 0, 0)
         if owed_s:
             raise busy("the quota of this login is used up", math.ceil(owed_s))

@@ -34,11 +34,14 @@ from cluster.mqtt.packets import (
 from cluster.mqtt.properties import Property
 from cluster.mqtt.reason_codes import ReasonCode
 from cluster.trust.audit import Audit
+from cluster.trust.identity import Credentials
 from gateway import events as ev
 from gateway.clients.revoking import revoke
 from gateway.core import Core
 from gateway.http.answers import Refused
+from gateway.http.api import Api, Caller
 from gateway.http.bodies import mailing_of, publication_of
+from gateway.http.logins import Logins as HttpLogins
 from gateway.http.tenants import inward, mailing_outward, publication_outward, revocation_outward
 from gateway.mqtt.connection import MQTTConnection
 from gateway.tenants.page import system_topics, tenants
@@ -364,6 +367,21 @@ def test_system_topics_of_a_tenant_say_nothing_of_others() -> None:
         "clients/connected", "messages/sent", "messages/received", "subscriptions/count"
     }  # fmt: skip
     assert b"connected1" in said["$SYS/tenant/acme/broker/clients/connected"]
+
+
+async def test_the_http_api_refuses_a_tenant_that_owes(clients: Clients) -> None:
+    async def nothing(*_: object) -> Any: ...
+
+    logins = HttpLogins(lambda: "", 1, "")
+    api = Api(clients.guard, logins, nothing, nothing, lambda: False)
+    token = clients.logins.token("alice", 7, tenant="acme")
+    identity = await clients.guard.check(Credentials("", token))
+    caller = Caller(identity, identity.uin, token)
+    api._pay(caller, 1, 1)
+    clients.tenant("acme").stage = Stage.REFUSED
+    with pytest.raises(Refused, match="more than its share") as refused:
+        api._pay(caller, 1, 1)
+    assert (refused.value.answer.status, clients.tenant("acme").counters.refused_messages) == (429, 1)
 
 
 async def test_the_http_api_speaks_the_tenants_names(clients: Clients) -> None:
