@@ -91,12 +91,9 @@ class Service(RoleShell):
         self._numbers = GatewayNumbers(
             context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._instance_lost, context.log
         )
-        self._held_tickets = Tickets()
         self._tickets: TicketClient | None = None
         if context.cluster.ticket_key_dir and self._guard is not None and context.framed is not None:
-            self._tickets = TicketClient(
-                self._held_tickets, context.framed, self._guard, self._peers_changed, context.crash
-            )  # fmt: skip
+            self._tickets = TicketClient(Tickets(), context.framed, self._guard, self._peers_changed, context.crash)
             if os.access(context.cluster.ticket_key_dir, os.R_OK):
                 context.log.warning(TICKET_KEYS_READABLE, path=context.cluster.ticket_key_dir)
         self._runner: Runner[ev.Event, ev.Effect] = self.run(Runner(None, context.now, tick=TICK, end_of_turn=END_OF_TURN))

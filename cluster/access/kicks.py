@@ -20,8 +20,8 @@ AUTHENTICATORS: Final = ("jwt", "password", "certificate", "callback")
 
 @dataclass(frozen=True, slots=True)
 class Kick:
-    """A request. One of `user` or `client` (or both), `by`, and `everybody` is given; `signed_by` restricts `by` to one key, or
-    serial number."""
+    """A request. One of `user` or `client` (or both), `tenant`, `by`, and `everybody` is given; `signed_by` restricts `by` to one
+    key, or serial number."""
 
     user: str = ""
     """Name or UIN."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import paho.mqtt.client as paho
 import pytest
 
 import pixiu
@@ -20,6 +21,7 @@ from pixiu.errors import NotAllowed
 from tests.clients.paho_client import PahoClient
 from tests.clients.script import Message, Where
 from tests.e2e.test_http import two_free_ports
+from tests.e2e.test_sessions import Phone
 from tests.support.logins import Logins
 from tests.support.waiting import until
 
@@ -188,6 +190,41 @@ async def test_a_client_id_is_taken_over_within_its_tenant_only_and_the_sdk_stay
             await px.user(2000007).mail(b"x")
     await again.disconnect()
     await first["globex"].disconnect()
+
+
+async def test_sessions_that_were_away_get_their_own_tenants_messages(world: World) -> None:
+    ports = [int(address.rpartition(":")[2]) for address in world.cluster.mqtt]
+    phones = {tenant: Phone("away", paho.MQTTv5) for tenant in TENANTS}
+    filters = {"acme": [("a/#", 2), ("room/5", 1)], "globex": [("a/#", 2)]}
+    for tenant, phone in phones.items():
+        phone.paho.username_pw_set("alice", world.token(tenant, 7))
+        assert not await asyncio.to_thread(phone.connect, ports[0])
+        assert await asyncio.to_thread(phone.subscribe, *filters[tenant]) == [qos for _, qos in filters[tenant]]
+        await asyncio.to_thread(phone.disconnect)
+    operator = await world.client("", 1, "operator")
+    await operator.publish("acme/a/room", b"by its whole name", 1)
+    await operator.publish("room/5005", b"to acme's room", 1)
+    senders = {tenant: await world.client(tenant, 8, "sender") for tenant in TENANTS}
+    for tenant, sender in senders.items():
+        for qos in (2, 1):
+            await sender.publish("a/b", f"{tenant} {qos}".encode(), qos)
+    for sender in senders.values():  # after everything that is another's
+        await sender.publish("a/end", b"", 1)
+    for tenant, phone in phones.items():
+        assert await asyncio.to_thread(phone.connect, ports[1]), "session present"
+        expected = [("a/b", f"{tenant} 1".encode(), 1), ("a/b", f"{tenant} 2".encode(), 2), ("a/end", b"", 1)]
+        if tenant == "acme":
+            expected += [("a/room", b"by its whole name", 1), ("room/5", b"to acme's room", 1)]
+        for topic, _, _ in expected:
+            await asyncio.to_thread(phone.wait, topic, sum(topic == each for each, _, _ in expected))
+        assert sorted(each[:3] for each in phone.found) == expected
+    said = await asyncio.to_thread(command, "tenants", "--json", "--target", world.cluster.target)
+    shown = {each["tenant"]: each for each in json.loads(said)["tenants"]}
+    assert {name: shown[name]["subscriptions"] for name in TENANTS} == {name: len(filters[name]) for name in TENANTS}
+    for phone in phones.values():
+        await asyncio.to_thread(phone.disconnect)
+    for client in (operator, *senders.values()):
+        await client.disconnect()
 
 
 def command(*words: str) -> str:
