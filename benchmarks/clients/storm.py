@@ -17,12 +17,12 @@ first 2,000 (`gateway.connect_rate_per_s`), three of them so 20,000 in 5 s; who 
 all, 10 s for one of three gateways; the aim is a minute. The innocent wait behind a turn of the event loop that accepts many:
 100 ms at p99 instead of 5. A gateway has 12 KiB a connection.
 
-First run (2 cores, other programs beside it, load 4 to 11), 20,000 clients at three gateways: all back 18.7 s after one gateway was
-killed, 88 s after all connections broke, 150 s after all gateways were killed; 8.6 KiB a client; the innocent at p99 10 ms before,
-255 and 917 ms meanwhile, none lost. 58,000 attempts of the second storm ended before their CONNACK: gateways accepted 2,000 a second
-and gave a quarter of their time to CONNECTs, so that most waited for more than the 5 s that a CONNECT may take, or were the oldest of
-1,000 that wait, were closed, and came again. With room for 20,000 that wait it was worse (1,239 back after 240 s). Therefore a
-gateway accepts nobody while 500 CONNECTs wait.
+First run (2 cores, other programs beside it, load 4 to 11), 20,000 clients at three gateways: all back 18.7 s after one gateway
+was killed, 88 s after all connections broke, 150 s after all gateways were killed; 8.6 KiB a client; the innocent at p99 10 ms
+before, 255 and 917 ms meanwhile, none lost. 58,000 attempts of the second storm ended before their CONNACK: gateways accepted
+2,000 a second and gave a quarter of their time to CONNECTs, so that most waited for more than the 5 s that a CONNECT may take,
+or were the oldest of 1,000 that wait, were closed, and came again. With room for 20,000 that wait it was worse (1,239 back
+after 240 s). Therefore a gateway accepts nobody while 500 CONNECTs wait.
 
     python -m benchmarks.clients.storm [--clients 20000] [--gateways 3] [--what gateway,connections,all] [--workers 2]
         [--set gateway.connect_rate_per_s=1000] [--json]

@@ -25,8 +25,8 @@ REST_S: Final = 0.004
 RETRY_S: Final = 1.0
 """Retry interval, seconds, of a process that cannot open more files or has no memory."""
 MAX_WAITING: Final = 500
-"""CONNECTs that wait for their turn, above which no more connections are accepted: about a second's. Those that wait for longer than
-a CONNECT may take would be closed and come again, so that the gateway would work for clients that have gone."""
+"""CONNECTs that wait for their turn, above which no more connections are accepted: about a second's. Those that wait for longer
+than a CONNECT may take would be closed and come again, so that the gateway would work for clients that have gone."""
 LISTEN_BACKLOG: Final = 1024
 """Connections that the kernel keeps until they are accepted."""
 
