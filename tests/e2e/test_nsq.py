@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 import pixiu
-from tests.support.nsq import Http, NsqClient, NsqError, http, listener, mpub
+from tests.support.nsq import Got, Http, NsqClient, NsqError, http, listener, mpub
 from tests.support.roles import WAIT_S, Roles
 from tests.support.waiting import until
 
@@ -43,7 +43,7 @@ async def test_clients_publish_consume_and_give_back(roles: Roles) -> None:
         assert await asks.post(web, "/pub?topic=orders", b"by http") == (200, "OK")
         assert await consumer.say(b"SUB orders billing") == b"OK"
         consumer.tell(b"RDY 10")
-        found = {}
+        found: dict[bytes, Got] = {}
         given_back = 0
         while len(found) < 5:
             message = await consumer.next()

@@ -60,7 +60,8 @@ def test_what_an_nsqd_holds_is_everything_that_is_not_finished() -> None:
     channel = {"depth": 2, "in_flight_count": 3, "deferred_count": 4}
     topics = [{"topic_name": "t", "depth": 1, "channels": [channel, channel]}, {"topic_name": "u", "depth": 50}]
     assert left_of({"topics": topics}, "t") == left_of({"data": {"topics": topics}}, "t") == 19
-    for wrong in (None, [], {}, {"topics": 1}, {"topics": [{"topic_name": "t", "depth": "1"}]}):
+    wrongs: tuple[object, ...] = (None, [], {}, {"topics": 1}, {"topics": [{"topic_name": "t", "depth": "1"}]})
+    for wrong in wrongs:
         with pytest.raises(MalformedData):
             left_of(wrong, "t")
 
