@@ -188,7 +188,9 @@ def test_no_server_has_a_client_inside() -> None:
     API is a client on behalf of its callers, with their logins, and a bridge is one with its own."""
     servers = ("cluster", "registry", "node", *ROLES, *SHELLS)
     clients = {source for source in sources() if any(name.startswith("pixiu.client") for name in imports(source))}
-    assert not {source for source in clients if source.split("/")[0] in servers and not source.startswith(("gateway/http/", "bridge/"))}
+    assert not {
+        source for source in clients if source.split("/")[0] in servers and not source.startswith(("gateway/http/", "bridge/"))
+    }
 
 
 def test_no_server_has_anything_of_its_process_alone() -> None:

@@ -25,7 +25,21 @@ from cluster.core.compiled import (
     stamp,
 )
 
-SERVERS = ("proxy", "router", "broker", "relay", "xiu", "pi", "topic", "admin", "gateway", "bridge", "registry", "onebox", "benchmarks")
+SERVERS = (
+    "proxy",
+    "router",
+    "broker",
+    "relay",
+    "xiu",
+    "pi",
+    "topic",
+    "admin",
+    "gateway",
+    "bridge",
+    "registry",
+    "onebox",
+    "benchmarks",
+)
 
 
 @pytest.fixture
