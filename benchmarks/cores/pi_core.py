@@ -181,7 +181,7 @@ class NoInboxes:
 
     def read(
         self, uin: int, number: int, lane: int, session: int, start: int | None, count: int, before: int = 0,
-        devices: bool = False,
+        devices: bool = False, notes: bool = False,
     ) -> Read:  # fmt: skip
         """See `pi.core.Inboxes`; appends do not read."""
         raise NotImplementedError

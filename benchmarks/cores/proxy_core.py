@@ -1,12 +1,12 @@
 """Measure the records that the proxy's core routes and settles per CPU second: `python -m benchmarks.cores.proxy_core`.
 
-Estimate, written before the first run: a record costs the header walk, a look-up in the cache of rooms, a slice and an append, as in
-the broker, 0.3 µs; an event with its parcels, their settlement and the reply cost about 8 µs a batch. So: 2 000 000 records a CPU
-second at batches of 50 to one room each, 120 000 at batches of 1. Clusters and rooms without kept sessions must cost the same as
-before there were any: the look-ups for them are one for an event, and none for a record.
+Estimate, written before the first run: a record costs the header walk, a look-up in the cache of rooms, a slice and an append, as
+in the broker, 0.3 µs; an event with its parcels, their settlement and the reply cost about 8 µs a batch. So: 2 000 000 records a
+CPU second at batches of 50 to one room each, 120 000 at batches of 1. Clusters and rooms without kept sessions must cost the same
+as before there were any: the look-ups for them are one for an event, and none for a record.
 
-First run (2 shared cores, python 3.11): 130 000, 630 000, 1 600 000 and 2 800 000 at batches of 1, 10, 50 and 500. Seven runs in turns
-with the core before kept messages had the same medians at 10 and more, and 136 000 against 129 000 at 1: 0.4 µs an event.
+First run (2 shared cores, python 3.11): 130 000, 630 000, 1 600 000 and 2 800 000 at batches of 1, 10, 50 and 500. Seven runs in
+turns with the core before kept messages had the same medians at 10 and more, and 136 000 against 129 000 at 1: 0.4 µs an event.
 
 The links are not included: this is the core alone.
 """

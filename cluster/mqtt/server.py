@@ -4,10 +4,10 @@ The session coordinates four parts, each alone in its module: the terms of the c
 (`inbound.py`) and to it (`outbound.py`), and its filters (`subscriptions.py`). `TABLE` holds the actions; `docs/mqtt_states.md` is
 drawn from it.
 
-Promises to stock clients, and the choices that MQTT leaves open (docs/mqtt.md has all of them):
+Promises to stock clients, and the choices that MQTT leaves open (all are in docs/mqtt.md):
 
 - *Sessions outlive their connection* where the shell keeps them (`Kept`). Elsewhere session present is 0, and a client of MQTT 5
-  that asks for more gets session expiry 0. Who asks for one that is kept, and subscribes to its `user/{UIN}` with QoS 1, takes mail.
+  that asks for more gets session expiry 0. A client of such a session that subscribes to its `user/{UIN}` with QoS 1 takes mail.
 - *Mail* goes out with QoS 1 and a packet identifier made of its place in the inbox (`cluster.mqtt.mail`). PUBACKs may come in any
   order; mail without one is sent again on the next connection, with DUP. A lane without any PUBACK for `puback_timeout_s` closes
   the connection. A PUBACK that nothing waits for is ignored.
