@@ -1,0 +1,162 @@
+"""Sessions of tenants' clients that outlive their connections, at a gateway, over the production state of Pi."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from cluster.access.login_guard import LoginGuard
+from cluster.core import log
+from cluster.mqtt import codec
+from cluster.mqtt.packets import MQTT_5, Connack, Connect, Disconnect, Publish, Suback, Subscribe
+from cluster.mqtt.properties import Property
+from cluster.mqtt.properties_in_records import origin_of
+from cluster.mqtt.reason_codes import ReasonCode
+from cluster.trust.audit import Audit
+from cluster.wire.v1 import kept_pb2
+from gateway import events as ev
+from gateway.mqtt.connection import MQTTConnection
+from gateway.sessions.queue import SessionState
+from gateway.sessions.service import Sessions
+from gateway.sessions.states import NoteName, SessionNote
+from pixiu.ids import session_uin
+from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.topic_rooms import TopicRooms
+from pixiu.wire.envelope import Delivery
+from pixiu.wire.inbox_operations import CLEAR, Clears, Note
+from pixiu.wire.record import Flag, Kind, encode, with_topic
+from tests.gateway.test_tenants import TENANTS, sent
+from tests.gateway.world import Wire, World, of, runs_of
+from tests.pi.memory import Replica
+from tests.support.logins import Logins
+from tests.support.waiting import until
+
+
+class Kept(NamedTuple):
+    error: None = None
+
+
+class Cluster:
+    """A gateway with tenants, Pi, and the routers' entries."""
+
+    def __init__(self, world: World, logins: Logins, guard: LoginGuard) -> None:
+        self.world, self.logins, self.guard = world, logins, guard
+        self.pi = Replica()
+        self.entries: list[kept_pb2.KeptEntry] = []
+        self.sessions = Sessions(
+            self, self, serves=lambda: True, max_expiry_s=lambda: 3600, topics=TopicRooms(""), vrooms=VRooms(),
+            now=time.monotonic, log=log.get_logger(),
+        )  # fmt: skip
+        self.open: list[MQTTConnection] = []
+
+    async def put(self, entries: Sequence[kept_pb2.KeptEntry]) -> list[Kept]:
+        self.entries += entries
+        return [Kept() for _ in entries]
+
+    async def read(self, uin: int) -> SessionState:
+        notes, generation = self.pi.state.notes.of(uin)
+        held = {note.name: (note.generation, note.value) for note in notes}
+        return SessionState(held, generation, (), 0, 0, 0 in held)
+
+    async def write(self, uin: int, name: int, generation: int, value: bytes) -> None:
+        self.pi.apply(Note(uin, name, generation, value))
+
+    async def clear(self, uin: int, generation: int) -> None:
+        self.pi.apply(Clears(CLEAR.pack(uin, generation)))
+
+    def on_view(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def samples(self) -> dict[str, object]:
+        return {}
+
+    async def stored(self, number: int) -> SessionNote:
+        return SessionNote.decode((await self.read(number)).notes[NoteName.SESSION][1])
+
+    async def connect(self, tenant: str, *filters: str, uin: int = 7) -> tuple[MQTTConnection, Wire]:
+        """A client phone with a session, that subscribes with QoS 1."""
+        connection, wire = MQTTConnection(self.world.clients, self.sessions), Wire()
+        connection.connection_made(wire)
+        token = self.logins.token("alice", uin, tenant=tenant).encode()
+        terms: dict[int, object] = {Property.SESSION_EXPIRY: 600}
+        first = Connect("phone", False, 0, password=token, user_name="alice", properties=terms, dialect=MQTT_5)
+        connection.data_received(codec.encode(first, MQTT_5))
+        self.open.append(connection)
+        await until(lambda: bool(wire.writes))
+        if filters:
+            connection.data_received(codec.encode(Subscribe(1, tuple((name, 1) for name in filters)), MQTT_5))
+            join = of(ev.Join, self.world.events)[-1]
+            connection.answer(ev.Answer(connection.id, join.request, True))
+            await until(lambda: sent(wire, Suback))
+        return connection, wire
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    logins = Logins(tmp_path)
+    logins.write_rules(TENANTS.format(limits=getattr(request, "param", "")))
+    world = World(roles=("gateway", "proxy", "router", "broker", "relay", "xiu", "pi"))
+    world.clients.guard = guard = LoginGuard(str(logins.file), log.get_logger(), Audit(None))
+    found = Cluster(world, logins, guard)
+    yield found
+    for connection in found.open:
+        connection.connection_lost(None)
+    await found.sessions.close()
+    await guard.close()
+
+
+def subscriptions(cluster: Cluster) -> int:
+    """What acme is charged."""
+    return next(used.subscriptions for used in cluster.guard.tenants if used.name == "acme")
+
+
+def mail(number: int, place: int, topic: str) -> Delivery:
+    """A message of QoS 1 in a session's inbox."""
+    origin = origin_of(1, retain=False)
+    record = encode(Kind.MAIL, 1, with_topic(topic, b"x"), place, flags=Flag.TOPIC, origin=origin)
+    return Delivery(place, place, number, 1, 1, 1, 0, record)
+
+
+async def test_an_inbox_is_the_tenants_own_and_says_its_names(cluster: Cluster) -> None:
+    inboxes: set[int] = set()
+    for tenant, uin in (("acme", 1000007), ("globex", 2000007)):
+        connection, wire = await cluster.connect(tenant, "#")
+        number = session_uin(uin, "phone")
+        assert [each.filter for each in (await cluster.stored(number)).filters] == [f"{tenant}/#"]
+        assert {entry.filter for entry in cluster.entries if entry.session == number} == {f"{tenant}/#"}
+        assert of(ev.Opened, cluster.world.events)[-1].session == number
+        inboxes.add(number)
+        mails = [mail(number, place, f"{tenant}/{name}") for place, name in enumerate(("a", "room/5"), 1)]
+        connection.deliver_inbox(runs_of(mails), anew=False)
+        connection.flush()
+        assert [packet.topic for packet in sent(wire, Publish)] == ["a"], "a room's name inside is another's outside"
+        (over,) = of(ev.PacketsAcknowledged, cluster.world.events)
+        assert (over.connection, len(over.packet_ids)) == (-connection.id, 1)
+        cluster.world.events.clear()
+    assert len(inboxes) == 2
+
+
+@pytest.mark.parametrize("cluster", ["subscriptions = 2"], indirect=True)
+async def test_a_session_for_whose_filters_there_is_no_place_stays_as_it_is(cluster: Cluster) -> None:
+    first, _ = await cluster.connect("acme", "a", "b")
+    assert subscriptions(cluster) == 2
+    first.connection_lost(None)
+    number = session_uin(1000007, "phone")
+    await until(lambda: not cluster.sessions.unfinished)
+    other, _ = await cluster.connect("acme", "c", uin=8)
+    again, wire = await cluster.connect("acme")
+    assert sent(wire, Connack)[0].session_present
+    assert [packet.code for packet in sent(wire, Disconnect)] == [ReasonCode.SERVER_BUSY]
+    await until(lambda: not cluster.sessions.unfinished)
+    assert [each.filter for each in (await cluster.stored(number)).filters] == ["acme/a", "acme/b"]
+    other.connection_lost(None)
+    again, wire = await cluster.connect("acme")
+    assert sent(wire, Connack)[0].session_present
+    assert subscriptions(cluster) == 2
+    assert not sent(wire, Disconnect)
+    assert again.is_open
