@@ -172,6 +172,9 @@ class Person:
             will = Will(f"{WILLS}/{self.who}", b"%d" % next(self._world.numbers), 1)
         visit = Visit(self._world, self.who, will)
         visit.note(history.STARTING, flag=self._clean)
+        for each in self._session.sent.values():
+            if each.packet.payload and not self._clean:
+                visit.note(history.AGAIN, number=int(each.packet.payload.split(b" ")[0]))
 
         def ended(connection: Connection) -> None:
             visit.ends(history.LOST)

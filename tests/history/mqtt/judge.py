@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 STARTING, CONNECTED, ENDED = "starting", "connected", "ended"
 SUBSCRIBING, SUBSCRIBED, UNSUBSCRIBING = "subscribing", "subscribed", "unsubscribing"
-SENDING, ACCEPTED, GOT, WILL = "sending", "accepted", "got", "will"
+SENDING, AGAIN, ACCEPTED, GOT, WILL = "sending", "again", "accepted", "got", "will"
 CLEAN, CUT, LOST = "clean", "cut", "lost"
 """How a connection ended: by DISCONNECT, by the client without one, by the server or the network."""
 EXCUSES = ("broker", "gateway")
@@ -45,7 +45,7 @@ class Note(NamedTuple):
     starting: CONNECT is sent; `flag`: a clean start. connected: CONNACK has come; `flag`: session present. ended: `how`.
     subscribing, subscribed, unsubscribing: SUBSCRIBE is sent, SUBACK has come, UNSUBSCRIBE is sent; `topic` is a filter, `qos`
     what was granted. sending, accepted: PUBLISH is sent, its PUBACK or PUBREC has come; `flag`: retained. got: `flag`: RETAIN,
-    `qos`: received. will: the connection has one.
+    `qos`: received. will: the connection has one. again: the message is sent again with a new connection of its session.
     """
 
     at: float
@@ -94,6 +94,7 @@ class Message:
     """Of its sending among all notes."""
     retain: bool = False
     accepted: float = inf
+    again: bool = False
 
 
 @dataclass(slots=True)
@@ -209,6 +210,8 @@ class _Judge:
                 case "sending":
                     message = Message(note.number, note.topic, note.qos, note.who, note.at, place, note.flag)
                     self._messages[note.number] = message
+                case "again":
+                    self._messages[note.number].again = True
                 case "accepted":
                     self._found.counts["accepted"] += 1
                     self._messages[note.number].accepted = note.at
@@ -293,7 +296,7 @@ class _Judge:
                 self._found.violation("with a higher QoS than it was sent", note)
             if note.flag or shared:
                 continue
-            if (note.connection, note.number) in seen:
+            if (note.connection, note.number) in seen and not (message.again and message.qos == 1):
                 self._found.violation("twice within a connection", note)
             elif note.number in ever:
                 self._found.counts["QoS 1 again in a later connection"] += 1
@@ -303,7 +306,7 @@ class _Judge:
             if note.number in ever:
                 continue
             ever.add(note.number)
-            key = message.publisher, message.topic, note.qos
+            key = message.publisher, message.topic, message.qos
             if key in last and last[key].place > message.place:
                 self._found.violation("out of order", (note, last[key]))
             last[key] = message

@@ -6,6 +6,7 @@ import pytest
 
 from tests.history.mqtt.judge import (
     ACCEPTED,
+    AGAIN,
     CLEAN,
     CONNECTED,
     CUT,
@@ -120,6 +121,7 @@ TRUTHS: dict[str, tuple[list[Note], tuple[Fault, ...]]] = {
     "a broker was killed": (without(3, "a"), (Fault("broker", 3.2, 3.2),)),
     "a message was not acknowledged": ([*GOOD, *sent(40, 9, "t/1", accepted=False)], ()),
     "QoS 0 was lost": ([*GOOD, *sent(40, 9, "t/1", 0)], ()),
+    "one of QoS 1 was sent again": ([*GOOD, Note(5, AGAIN, "p", 1, "", 3), got(12, "a", 2, "t/1", 3)], ()),
     "one of QoS 1 comes again in a later connection": ([*GOOD, got(5, "s", 5, "t/1", 3)], ()),
     "a session was ended by a clean start": ([*without(5, "s"), *came(40, "s", 12)], ()),
     "an old value beside one that was not accepted": ([*GOOD, *sent(22, 6, "r/x", retain=True, accepted=False)], ()),
