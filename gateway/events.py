@@ -182,7 +182,7 @@ class Confirmable:
         resolved: called once each time that it was published: the brokers have it, or the error is the reason.
     """
 
-    __slots__ = ("_resolved", "attempts", "connection", "key", "number", "packet_id", "record", "snowflake")
+    __slots__ = ("_resolved", "attempts", "connection", "key", "number", "packet_id", "record", "refused", "snowflake")
 
     def __init__(
         self,
@@ -199,6 +199,8 @@ class Confirmable:
         self.key = key
         self.record = record
         self.snowflake = snowflake
+        self.refused = False
+        """True if it was refused for now, and so may be stored nowhere."""
         self.number = 0
         """Place of the message among those of its client."""
         self.attempts = 0

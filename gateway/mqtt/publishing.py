@@ -370,8 +370,7 @@ class Publishing:
             if self._is_late(message):
                 self._queue.popleft()
                 self.waiting_bytes -= size
-                self._clients.counters.unroutable += 1
-                self._done(message, ReasonCode.UNSPECIFIED, LOST)
+                self._give_up(message, LOST)
                 continue
             count, latest = self._sent.get(message.key, (0, 0))
             if message.number < latest:
@@ -420,6 +419,7 @@ class Publishing:
             return
         code, text = ReasonCode.SUCCESS, ""
         self._clients.hurry()
+        message.refused |= isinstance(error, Overloaded | Unavailable | Draining)
         if error is None:
             if len(self._accepted) >= MAX_ROOMS:
                 self._accepted.clear()
@@ -442,11 +442,22 @@ class Publishing:
                 return
             code, text = ReasonCode.IMPLEMENTATION_SPECIFIC, str(error)
         else:
-            counters.unroutable += 1
             code, text = ReasonCode.UNSPECIFIED, LOST if isinstance(error, Dropped) else str(error)
-        self._done(message, code, text)
+        if code is ReasonCode.UNSPECIFIED:
+            self._give_up(message, text)
+        else:
+            self._done(message, code, text)
         if self._queue and client.is_open:
             self._send_on()
+
+    def _give_up(self, message: Confirmable, text: str) -> None:
+        """Refuse a message that is not sent again. A client of MQTT 3 learns that it was refused for now only if its connection ends:
+        then it sends it again."""
+        self._clients.counters.unroutable += 1
+        if message.refused and self._client.dialect < 5:
+            self._client.end(CloseReason.PUBLISH_REFUSED, text)
+            return
+        self._done(message, ReasonCode.UNSPECIFIED, text)
 
     def _done(self, message: Confirmable, code: ReasonCode = ReasonCode.SUCCESS, text: str = "") -> None:
         if self._retaining is not None and message.packet_id in self._retaining:

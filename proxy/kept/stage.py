@@ -3,8 +3,8 @@
     a room known to be kept ─────────────▶┐                      ┌─ none ────────────────────────────────┐
     a parcel that was not handled ───────▶┴─ ask the routers ────┴─ some ─▶ store ─▶ all inboxes have it ─┴─▶ send, marked KEPT
 
-The messages of a room are stored, and sent, in the order in which they came; several may be asked for and stored at a time. When a
-room is learnt by a parcel that was not handled, parcels that left before may still come back: what came later waits for them.
+The messages of a room are stored, and sent, in the order in which they came; several may be asked for and stored at a time. One that
+is refused for now takes those behind it along, so that its publisher can send it again without overtaking. When a room is learnt by a parcel that was not handled, parcels that left before may still come back: what came later waits for them.
 A message that is not stored in time is refused; it may be stored nevertheless, and sending it again stores it once.
 
 Source: docs/architecture.md, "A message for sessions that are away".
@@ -44,6 +44,7 @@ MAX_KNOWN: Final = 100_000
 """Rooms known to be kept. Policy: the one whose last such message is the oldest is forgotten, and learnt again."""
 RETRY_MS: Final = 500
 NOW: Final = -NEVER
+_TEMPORARY: Final = frozenset({errors.Unavailable.code, errors.Overloaded.code, errors.Draining.code})
 BUSY: Final = "too many messages wait to be stored for sessions that are away"
 LATE: Final = "the sessions that are away do not have it yet: routers, Xiu or Pi do not answer in time"
 
@@ -343,6 +344,11 @@ class KeptRooms(Generic[Owner]):
             if message.refusal is not None:
                 self.counters.kept_refused += 1
                 due.refused.setdefault(message.refusal, []).append((message.record, message.owner))
+                if message.refusal.code in _TEMPORARY:
+                    # Its publisher sends it again, and what came after it must not be accepted before.
+                    for later in found.queue:
+                        later.refusal = later.refusal or message.refusal
+                    found.released = len(found.queue)
             else:
                 self.counters.kept_stored += bool(message.sessions)
                 due.send.append((with_kept(message.record), message.owner))

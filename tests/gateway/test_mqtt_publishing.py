@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from cluster.core.reading_gate import ReadingGate
+from cluster.mqtt.events import CloseReason
 from cluster.mqtt.reason_codes import ReasonCode
 from gateway.events import Confirmable
 from gateway.mqtt.publishing import Publishing
-from pixiu.errors import Dropped
+from pixiu.errors import Dropped, Unavailable
 from pixiu.ids import SnowflakeID
 
 ROOM = 42
@@ -23,6 +24,7 @@ class Client:
     def __init__(self) -> None:
         self.acknowledged: list[int] = []
         self.lost: dict[int, ReasonCode] = {}
+        self.ended: list[CloseReason] = []
         self.gate = ReadingGate()
 
     def published(self, packet_id: int) -> None:
@@ -30,6 +32,9 @@ class Client:
 
     def refused(self, packet_id: int, code: ReasonCode, text: str) -> None:
         self.lost[packet_id] = code
+
+    def end(self, reason: CloseReason, text: str) -> None:
+        self.ended.append(reason)
 
 
 def sending(client: Client, *keys: int) -> tuple[Publishing, list[Confirmable]]:
@@ -54,6 +59,15 @@ def test_a_message_is_not_sent_again_after_a_later_one_was_accepted() -> None:
     publishing._resolved(older, Dropped("lost"))
     assert (client.acknowledged, client.lost) == ([2], {1: ReasonCode.UNSPECIFIED})
     assert not publishing._again
+
+
+def test_a_client_of_mqtt_3_gets_no_acknowledgement_of_a_message_that_was_refused_for_now() -> None:
+    client = Client()
+    client.dialect = 3
+    publishing, (older, newer) = sending(client, ROOM, ROOM)
+    publishing._resolved(newer, None)
+    publishing._resolved(older, Unavailable("the stores do not answer"))
+    assert (client.acknowledged, client.lost, client.ended) == ([2], {}, [CloseReason.PUBLISH_REFUSED])
 
 
 def test_a_client_whose_messages_are_all_acknowledged_costs_nothing() -> None:

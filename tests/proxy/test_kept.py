@@ -180,22 +180,35 @@ def test_parcels_that_come_back_in_another_order_are_stored_in_theirs() -> None:
     assert found == [1, 2, 3]
 
 
-def test_a_router_that_is_away_refuses_the_message_and_those_after_it_go_on() -> None:
+def test_a_message_refused_for_now_takes_those_behind_it_along_but_not_those_of_other_rooms() -> None:
     core = core_with()
     make_known(core)
-    first, second = questions(publish(core, [room(4, 1), room(4, 2)]))
+    make_known(core, 5, 901)
+    first, second, other = questions(publish(core, [room(4, 1), room(4, 2), room(5, 3)]))
+    (mail,) = mails(answer(core, [other], [71]))
+    assert not mails(answer(core, [second], [70])), "it waits for the first"
     core.step(kept_ev.KeptRefused([first.number], Refusal("UNAVAILABLE", "nobody answers", 300)), 0.0)
-    effects = stored(core, mails(answer(core, [second], [70])))
-    assert sent(effects) == [(2, True)]
+    effects = stored(core, [mail])
+    assert sent(effects) == [(3, True)]
     (reply,) = replies(settle(core, sends(effects), 0.1))
-    assert failures([reply]) == [(1, 1, "UNAVAILABLE")]
+    assert failures([reply]) == [(1, 2, "UNAVAILABLE")], "else the second would be there before the first, which comes again"
     assert reply.failures[0].retry_after_ms == 300
+    assert not core.kept.under_way
+
+
+def test_a_message_that_can_never_be_stored_lets_those_behind_it_go_on() -> None:
+    core = core_with()
+    make_known(core)
+    first, second = mails(answer(core, questions(publish(core, [room(4, 1), room(4, 2)])), [70], [70]))
+    assert not sends(stored(core, [first], Refusal("RECORD_TOO_LARGE", "too large")))
+    assert sent(stored(core, [second])) == [(2, True)]
 
 
 def test_what_stores_refuse_or_do_not_confirm_in_time_is_refused_with_a_retry() -> None:
     core = core_with()
     make_known(core)
-    first, second = mails(answer(core, questions(publish(core, [room(4, 1), room(4, 2)])), [70], [70]))
+    make_known(core, 5, 901)
+    first, second = mails(answer(core, questions(publish(core, [room(4, 1), room(5, 2)])), [70], [70]))
     assert not sends(stored(core, [first], Refusal("OVERLOADED", "no space", 1000)))
     assert core.next_deadline() == stage.TIMEOUT_S == second.until
     (reply,) = replies(core.step(TICK, stage.TIMEOUT_S))
