@@ -92,7 +92,7 @@ def test_the_environment_wins_over_the_file_and_set_over_both(tmp_path: Path) ->
         ),
         (
             "[clutser]\n",
-            'FILE: there is no table "clutser". Did you mean cluster? Known: admin, broker, cluster, gateway, pi, proxy',
+            'FILE: there is no table "clutser". Did you mean cluster? Known: admin, bridge, broker, cluster, gateway, pi, proxy',
         ),
         ("router = 5\n", "FILE: router = 5: must be a table, [router]"),
         ("[router]\npartition = 128\n", "FILE: [router] partition = 128: must be an integer from 0 to 127"),
@@ -208,6 +208,7 @@ OTHER_CLUSTERS = (
     ("heartbeat_interval_ms", 500), ("suspect_after", 1), ("dead_after", 5), ("max_record_bytes", 2048), ("mtu_bytes", 1300),
     ("loopback_mtu_bytes", 9000), ("push_back_ms", 100), ("fanout", "relay"), ("login_policy", "newest"),
     ("big_rooms", (10, 20)), ("weighted_routing", True), ("router_root", "/pubsub"), ("trace_fraction", 0.5),
+    ("important_topics", ("orders/#",)),
 )  # fmt: skip
 """Every cluster setting but files, with another value than its default."""
 

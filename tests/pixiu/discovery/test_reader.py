@@ -62,7 +62,7 @@ def test_a_large_cluster_costs_a_process_little_at_rest_and_when_zookeepers_lead
         process.reader.begin(0.0)
         now = process.run_until(0.0, 30.0)
         assert seen(process) == there(registrar, SEES[role])
-        assert len(process.watches) <= 9
+        assert len(process.watches) <= 10
         process.reads.clear()
         now = process.run_until(now, now + 600.0)
         assert len(process.reads) <= 600, f"{role} reads {len(process.reads) / 600:.2f} a second at rest"

@@ -209,7 +209,7 @@ def test_a_member_without_credit_joins_nothing_and_one_that_pauses_keeps_what_it
     assert core.set_credit(0, 2.0) == [Reportable(1)]
     assert core.next_report(1, 2.0) == (0, [])
     assert core.acknowledge(Place(1, 1, 0)) == [Reportable(1)]
-    assert core.next_report(1, 2.0) == (None, [Report(2, 1, [0, 1], [], [])])
+    assert core.next_report(1, 2.0) == (None, [Report(2, 1, [0, 1], [], [], [])])
     assert core.stream_died(1, 3.0) == [Outcomes([(Place(1, 1, 0), False)]), AskTopic()]
     assert core.next_deadline() == inf
     assert [type(each) for each in core.set_credit(1, 9.0)] == [OpenMember]
