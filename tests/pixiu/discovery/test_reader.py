@@ -70,7 +70,7 @@ def test_a_large_cluster_costs_a_process_little_at_rest_and_when_zookeepers_lead
         process.lose_connection()
         process.connect(now)
         process.run_until(now, now + RESUME_S)
-        assert len(process.watches) <= 9
+        assert len(process.watches) <= 10
         # A poll may fall into that time: it compares 30 more.
         assert len(process.reads) <= 20 + 40 * (len(process.reads) > 20)
         moments += [moment - now for moment in process.reads]
