@@ -46,7 +46,7 @@ HANDSHAKE_S: Final = 5.0
 INFLATED: Final = 1 << 20
 """Bytes that are made at once of compressed ones. Policy: the rest is made when these are used."""
 RAW: Final = -15
-"""Deflate without zlib's head, as Go's compress/flate."""
+"""Deflate without zlib's head, as Go's package writes it."""
 
 
 class Owner(Protocol):

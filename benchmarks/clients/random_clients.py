@@ -193,8 +193,8 @@ class Person:
             self._filters.clear()
         if not self._filters:
             wanted = [f"{WILLS}/#", "rc/#"] if self._kind == "w" else [self._choose() for _ in range(3)]
-            for each in wanted:
-                await self._subscribe(each)
+            for name in wanted:
+                await self._subscribe(name)
 
     async def _leave(self, roll: float) -> None:
         assert self._connection is not None

@@ -451,8 +451,8 @@ class Publishing:
             self._send_on()
 
     def _give_up(self, message: Confirmable, text: str) -> None:
-        """Refuse a message that is not sent again. A client of MQTT 3 learns that it was refused for now only if its connection ends:
-        then it sends it again."""
+        """Refuse a message that is not sent again. A client of MQTT 3 learns that it was refused for now only if its connection
+        ends: then it sends it again."""
         self._clients.counters.unroutable += 1
         if message.refused and self._client.dialect < 5:
             self._client.end(CloseReason.PUBLISH_REFUSED, text)

@@ -3,8 +3,9 @@
     a room known to be kept ─────────────▶┐                      ┌─ none ────────────────────────────────┐
     a parcel that was not handled ───────▶┴─ ask the routers ────┴─ some ─▶ store ─▶ all inboxes have it ─┴─▶ send, marked KEPT
 
-The messages of a room are stored, and sent, in the order in which they came; several may be asked for and stored at a time. One that
-is refused for now takes those behind it along, so that its publisher can send it again without overtaking. When a room is learnt by a parcel that was not handled, parcels that left before may still come back: what came later waits for them.
+The messages of a room are stored, and sent, in the order in which they came; several may be asked for and stored at a time. One
+that is refused for now takes those behind it along, so that its publisher can send it again without overtaking. When a room is
+learnt by a parcel that was not handled, parcels that left before may still come back: what came later waits for them.
 A message that is not stored in time is refused; it may be stored nevertheless, and sending it again stores it once.
 
 Source: docs/architecture.md, "A message for sessions that are away".
