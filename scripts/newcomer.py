@@ -90,7 +90,7 @@ class Play(NamedTuple):
 PX: Final = ".venv/bin/pixiu"
 MQTT_LISTENER: Final = "mosquitto_sub -p 1883 -t room/42 &"
 REPORT: Final = tuple(f"(?m)^{word} " for word in ("sent", "delivered", "lost", "repeated", "out of order"))
-ROLES: Final = ("admin", "bridge", "broker", "gateway", "pi", "proxy", "relay", "router", "topic", "xiu")
+ROLES: Final = ("admin", "broker", "gateway", "pi", "proxy", "relay", "router", "topic", "xiu")
 PLAYED: Final[dict[str, Play]] = {
     "make run": Play(
         stays=True, shows=("starting .* processes", "are Running"), later=("(?m)^Replay", *REPORT, "every promise was kept")

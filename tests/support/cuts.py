@@ -78,7 +78,7 @@ class CutNetwork(LossyNetwork):
     @staticmethod
     def settings() -> list[str]:
         """What `pixiu up` has to be told; clients go past the network."""
-        wanted = [f"{role}.advertised_host={OUTSIDE}" for role in sorted(ROLES) if role not in TOPICS]
+        wanted = [f"{role}.advertised_host={OUTSIDE}" for role in sorted(ROLES) if role not in (*TOPICS, "bridge")]
         wanted += [f"{role}.advertised_client_host={INSIDE}" for role in CLIENT_ROLES]
         return [part for setting in wanted for part in ("--set", setting)]
 
