@@ -6,7 +6,7 @@
 
 The messages of a key are in one batch at a time; what comes meanwhile leaves when that batch is resolved. So they reach the
 brokers in order, whatever is lost on the way and whichever proxies carry them. What is sent again keeps its ID: gateways drop what
-they have seen.
+they have seen. A message whose sender's time is over does not leave: its client may have sent later ones by another gateway.
 
 Source: docs/architecture.md, "A message to a room".
 """
@@ -21,7 +21,7 @@ from typing import Final
 from cluster.core.contract import NEVER, SendControl
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
-from pixiu.errors import PixiuError, error_of_code
+from pixiu.errors import Dropped, PixiuError, error_of_code
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.rpc.backoff import Backoff
@@ -38,6 +38,7 @@ FIRST_REST_S: Final = 0.1
 MAX_REST_S: Final = 5.0
 """First and last rest of a proxy whose link loses one batch after the other, seconds; it doubles, less jitter."""
 NOBODY: Final = EndpointID(0)
+LEFT: Final = "its client has left, and may have sent later ones by another gateway"
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +129,7 @@ class Confirming:
             if proxy.endpoint and proxy.rest_until == NEVER:
                 for lane in (proxy.ordinary, proxy.big):
                     while lane.ready and lane.unanswered < WINDOW_BYTES:
-                        out.append(self._next_batch(proxy, lane, now))
+                        self._next_batch(proxy, lane, now, out)
 
     def resolved(self, event: ev.BatchResolved, now: float, out: list[ev.Effect]) -> None:
         """Take a proxy's answer. One that comes late is ignored: its messages were sent again."""
@@ -170,14 +171,18 @@ class Confirming:
         home = self._homes[key % len(self._homes)]
         return home.big if self._vrooms.is_big(key) else home.ordinary
 
-    def _next_batch(self, proxy: _Proxy, lane: _Lane, now: float) -> SendControl:
+    def _next_batch(self, proxy: _Proxy, lane: _Lane, now: float, out: list[ev.Effect]) -> None:
         taken: list[ev.Confirmable] = []
+        over: list[tuple[ev.Confirmable, PixiuError | None]] = []
         ready, size = lane.ready, 0
         full = False
         while ready and not full:
             waiting = self._waiting[ready[0]]
             before = len(taken)
             while waiting:
+                if waiting[0].sender.until <= now:
+                    over.append((waiting.popleft(), Dropped(LEFT)))
+                    continue
                 grown = size + len(waiting[0].record)
                 full = len(taken) == MAX_BATCH_RECORDS or (grown > MAX_BATCH_BYTES and bool(taken))
                 if full:
@@ -186,6 +191,15 @@ class Confirming:
                 taken.append(waiting.popleft())
             if len(taken) > before:
                 ready.popleft()
+            elif not waiting:
+                del self._waiting[ready.popleft()]
+        if over:
+            self.unresolved -= len(over)
+            out.append(ev.Resolved(over))
+        if taken:
+            out.append(self._batch(proxy, lane, taken, size, now))
+
+    def _batch(self, proxy: _Proxy, lane: _Lane, taken: list[ev.Confirmable], size: int, now: float) -> SendControl:
         number = self._next_number()
         self._batches[number] = _Batch(proxy, lane, taken, size, now)
         lane.unanswered += size
@@ -193,7 +207,7 @@ class Confirming:
         records = b"".join([message.record for message in taken])
         batch = control_pb2.PublishBatch(number=number, count=len(taken), records=records)
         if self.sessions:
-            sessions = [self.sessions.get(message.connection, 0) for message in taken]
+            sessions = [self.sessions.get(message.sender.connection, 0) for message in taken]
             batch.sessions.extend(sessions if any(sessions) else ())
         return SendControl(proxy.endpoint, [control_pb2.Control(publish_batch=batch).SerializeToString()], number)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from cluster.core.contract import EndOfTurn, RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
+from cluster.core.contract import NEVER, EndOfTurn, RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.map.updates import Update
 from cluster.mqtt.events import Wanted as Wanted
@@ -175,6 +175,19 @@ class Publish:
     connection: int = 0
 
 
+class Sender:
+    """The connection that messages came by. `until`: the time, monotonic seconds, from which none of them leaves any more."""
+
+    __slots__ = ("connection", "until")
+
+    def __init__(self, connection: int = 0) -> None:
+        self.connection, self.until = connection, NEVER
+
+
+NO_SENDER: Final = Sender()
+"""Of messages that nobody's connection bounds."""
+
+
 class Confirmable:
     """A message of QoS 1 on its way to the brokers.
 
@@ -182,7 +195,7 @@ class Confirmable:
         resolved: called once each time that it was published: the brokers have it, or the error is the reason.
     """
 
-    __slots__ = ("_resolved", "attempts", "connection", "key", "number", "packet_id", "record", "refused", "snowflake")
+    __slots__ = ("_resolved", "attempts", "key", "number", "packet_id", "record", "refused", "sender", "snowflake")
 
     def __init__(
         self,
@@ -191,10 +204,10 @@ class Confirmable:
         key: int,
         record: bytes,
         snowflake: SnowflakeID,
-        connection: int = 0,
+        sender: Sender = NO_SENDER,
     ) -> None:
         self._resolved = resolved
-        self.connection = connection
+        self.sender = sender
         self.packet_id = packet_id
         self.key = key
         self.record = record

@@ -640,7 +640,7 @@ class MQTTConnection(ClientSession):
         self._subscribing.count()
         self._write_answers()
         self._clients.memory.forget(self)
-        self._publishing.closed()
+        self._publishing.closed(elsewhere=effect.reason is CloseReason.TAKEN_OVER)
         self._clients.slow_consumers.discard(self)
         if self._timer is not None:
             self._timer.cancel()

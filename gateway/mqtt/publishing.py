@@ -26,7 +26,7 @@ from gateway.clients.access import may_publish, pay
 from gateway.clients.clients import Clients
 from gateway.clients.join_share import JoinRate
 from gateway.clients.join_steps import JoinSteps
-from gateway.events import Confirmable
+from gateway.events import Confirmable, Sender
 from gateway.mqtt.keeping import Keeping
 from gateway.sessions.service import Sessions
 from pixiu.errors import (
@@ -57,6 +57,9 @@ OFFLINE: Final = "the user is not connected"
 NO_RETAINED: Final = "the tenant has as many retained messages as it may"
 REFUSED_S: Final = 1.0
 """Time for which a client of a tenant that is refused is not read from, seconds."""
+LEFT_S: Final = 0.25
+"""Time after the end of a connection within which its messages of QoS 1 and 2 still leave for a proxy, seconds. Later they could
+overtake what the client publishes by another gateway. Nobody was told that they are accepted."""
 MAX_ROOMS: Final = 4096
 """Rooms for which the last accepted message of a client is known; beyond it nothing older is sent again."""
 
@@ -120,6 +123,7 @@ class Publishing:
         "_plain",
         "_queue",
         "_retaining",
+        "_sender",
         "_sent",
         "_under_way",
         "_unstored",
@@ -130,6 +134,7 @@ class Publishing:
 
     def __init__(self, client: MQTTClient, clients: Clients) -> None:
         self._client, self._clients = client, clients
+        self._sender = Sender(client.id)
         self._number = 0
         self._queue: deque[Confirmable] | None = None
         """Messages of QoS 1 that are not in flight yet, in order; created at the first one."""
@@ -186,7 +191,7 @@ class Publishing:
                 plain.append((key, record))
                 continue
             self.unacknowledged[message.packet_id] = snowflake
-            confirmable = Confirmable(self._resolved, message.packet_id, key, record, snowflake, self._client.id)
+            confirmable = Confirmable(self._resolved, message.packet_id, key, record, snowflake, self._sender)
             self._number += 1
             confirmable.number = self._number
             if self._queue is None:
@@ -353,8 +358,10 @@ class Publishing:
                 return earlier
         return self._clients.next_snowflake()
 
-    def closed(self) -> None:
-        """Send nothing more, because the connection has ended."""
+    def closed(self, *, elsewhere: bool = False) -> None:
+        """Send nothing more, because the connection has ended; `elsewhere`: its client has another one. What a proxy does not have
+        shortly after leaves no more."""
+        self._sender.until = self._clients.now() + (0.0 if elsewhere else LEFT_S)
         self._queue = None
         self._again.clear()
         self._clients.publishers.forget(self._send_on)

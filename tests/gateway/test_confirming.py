@@ -32,13 +32,13 @@ class Bench:
         self.now = 1.0
         self.core.set_proxies(proxies)
 
-    def offer(self, *keys: int, size: int = 1) -> list[int]:
+    def offer(self, *keys: int, size: int = 1, sender: ev.Sender = ev.NO_SENDER) -> list[int]:
         """Publish a message to each key. Returns their IDs."""
         messages = []
         for key in keys:
             number = next(self.ids)
             record = encode(Kind.ROOM, key, bytes(size), SnowflakeID(number))
-            messages.append(ev.Confirmable(self._resolved, 0, key, record, SnowflakeID(number)))
+            messages.append(ev.Confirmable(self._resolved, 0, key, record, SnowflakeID(number), sender))
         self.core.offered(ev.PublishConfirmed(messages), self.now, [])
         return [message.snowflake for message in messages]
 
@@ -49,7 +49,13 @@ class Bench:
         """What leaves: the proxy, the number and the message IDs of each batch."""
         out: list[Any] = []
         self.core.flush(self.now, out)
-        return [self._batch(effect) for effect in out]
+        self._tell([effect for effect in out if isinstance(effect, ev.Resolved)])
+        return [self._batch(effect) for effect in out if isinstance(effect, SendControl)]
+
+    def _tell(self, effects: list[ev.Resolved]) -> None:
+        for effect in effects:
+            for message, error in effect.outcomes:
+                message.resolved(error)
 
     def _batch(self, effect: SendControl) -> tuple[EndpointID, int, list[int]]:
         (message,) = effect.messages
@@ -63,9 +69,7 @@ class Bench:
         out: list[Any] = []
         found = [ev.RecordFailure(first, last, code, "no", retry) for first, last, code, retry in failures]
         self.core.resolved(ev.BatchResolved(proxy.endpoint, number, found), self.now, out)
-        for effect in out:
-            for message, error in effect.outcomes:
-                message.resolved(error)
+        self._tell(out)
 
     def lose(self, number: int) -> None:
         """The link lost a batch."""
@@ -134,6 +138,32 @@ def test_what_is_not_answered_goes_again_in_order_before_the_rest(how: str) -> N
     bench.answer(proxy, 2)
     assert bench.outcomes == [(1, ""), (2, ""), (3, "")]
     assert bench.core.lost == 1
+
+
+@pytest.mark.parametrize("how", ["waited", "lost", "gone"])
+def test_what_waits_when_its_sender_is_over_leaves_no_more(how: str) -> None:
+    """Its client may have sent later ones by another gateway, which must not be overtaken."""
+    bench, left, other = Bench(A), ev.Sender(1), ev.Sender(2)
+    bench.offer(ROOM, sender=other if how == "waited" else left)
+    assert bench.flush() == [(A.endpoint, 1, [1])]
+    bench.offer(ROOM, sender=left)
+    bench.offer(ROOM, sender=other)
+    bench.offer(OTHER, sender=left)
+    left.until = bench.now
+    if how == "waited":
+        assert bench.flush() == []
+        bench.answer(A, 1)
+        proxy, ends = A, [(4, "DROPPED"), (1, ""), (2, "DROPPED")]
+    else:
+        if how == "lost":
+            bench.lose(1)
+        else:
+            bench.core.set_proxies((B,))
+        proxy, ends = B if how == "gone" else A, [(4, "DROPPED"), (1, "DROPPED"), (2, "DROPPED")]
+    assert bench.flush() == [(proxy.endpoint, 2, [3])]
+    assert sorted(bench.outcomes) == sorted(ends)
+    bench.answer(proxy, 2)
+    assert (bench.core.unresolved, bench.core._waiting) == (0, {})
 
 
 def test_an_answer_of_another_proxy_counts_for_nothing() -> None:

@@ -168,7 +168,7 @@ def test_proxies_learn_whose_session_published() -> None:
     core.step(ev.ProxiesChanged((ev.Replica(EndpointID(301), 0),)), 0.0)
     turn(core, ev.Opened(1, 7, 5, session=S), ev.Opened(2, 8, 5))
     messages = [
-        ev.Confirmable(lambda *_: None, 1, topic_room("a"), message("a", number, qos=1), SnowflakeID(number), connection)
+        ev.Confirmable(lambda *_: None, 1, topic_room("a"), message("a", number, qos=1), SnowflakeID(number), ev.Sender(connection))
         for number, connection in enumerate((1, 2), 1)
     ]
     (sent,) = of(SendControl, turn(core, ev.PublishConfirmed(messages)))

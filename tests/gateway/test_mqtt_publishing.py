@@ -5,11 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from cluster.core.contract import NEVER
 from cluster.core.reading_gate import ReadingGate
 from cluster.mqtt.events import CloseReason
 from cluster.mqtt.reason_codes import ReasonCode
 from gateway.events import Confirmable
-from gateway.mqtt.publishing import Publishing
+from gateway.mqtt.publishing import LEFT_S, Publishing
 from pixiu.errors import Dropped, Unavailable
 from pixiu.ids import SnowflakeID
 
@@ -50,6 +53,15 @@ def sending(client: Client, *keys: int) -> tuple[Publishing, list[Confirmable]]:
         publishing._under_way += 1
         messages.append(message)
     return publishing, messages
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_a_connection_published_leaves_for_a_moment_after_its_end_unless_it_was_taken_over(elsewhere: bool) -> None:
+    clients: Any = SimpleNamespace(now=lambda: 5.0, publishers=SimpleNamespace(forget=lambda _: None))
+    publishing = Publishing(Client(), clients)  # type: ignore[arg-type]
+    assert publishing._sender.until == NEVER
+    publishing.closed(elsewhere=elsewhere)
+    assert publishing._sender.until == (5.0 if elsewhere else 5.0 + LEFT_S)
 
 
 def test_a_message_is_not_sent_again_after_a_later_one_was_accepted() -> None:
