@@ -78,6 +78,14 @@ def test_what_is_allowed_is_no_violation() -> None:
     assert broken(GOOD) == set()
 
 
+REPEATED = [
+    *sent(41, 9, "t/1", accepted=False), *came(42, "n", 12, "t/1"), *sent(43, 10, "t/1", accepted=False),
+    got(43.5, "n", 12, "t/1", 10), Note(44, AGAIN, "p", 1, "", 9), Note(44, AGAIN, "p", 1, "", 10),
+    got(45, "n", 12, "t/1", 9), got(45, "n", 12, "t/1", 10),
+]  # fmt: skip
+"""A publisher sends two messages again, and a subscriber came after the first one."""
+
+
 LIES: dict[str, tuple[list[Note], str]] = {
     "a subscriber lacks a message": (without(3, "a"), "lost"),
     "a session lacks one that came before it went": (without(1, "s"), "a session lacks a message"),
@@ -87,6 +95,8 @@ LIES: dict[str, tuple[list[Note], str]] = {
     "QoS 2 came again in a later connection": ([*GOOD, got(22, "s", 8, "t/1", 1, 2)], "QoS 2 twice within a session"),
     "one overtook": ([*without(1, "a"), got(12, "a", 2, "t/1", 1, 2)], "out of order"),
     "one overtook in a session": ([*without(1, "s"), got(22, "s", 8, "t/1", 1, 2)], "out of order"),
+    "one overtook that alone was sent again": ([*GOOD, *REPEATED[:-1]], "out of order"),
+    "one overtook and nobody sent it again": ([*GOOD, *(note for note in REPEATED if note.kind != AGAIN)], "out of order"),
     "a number that was never sent": ([*GOOD, got(12, "a", 2, "t/1", 77)], "something that nobody sent"),
     "a message on another topic": ([*GOOD, got(12, "a", 2, "t/3", 5)], "something that nobody sent"),
     "a message without a subscription": ([*GOOD, got(32, "b", 9, "t/2", 5)], "nobody asked for it"),
@@ -123,6 +133,7 @@ TRUTHS: dict[str, tuple[list[Note], tuple[Fault, ...]]] = {
     "QoS 0 was lost": ([*GOOD, *sent(40, 9, "t/1", 0)], ()),
     "one of QoS 1 was sent again": ([*GOOD, Note(5, AGAIN, "p", 1, "", 3), got(12, "a", 2, "t/1", 3)], ()),
     "one of QoS 1 comes again in a later connection": ([*GOOD, got(5, "s", 5, "t/1", 3)], ()),
+    "the last copies of what was sent again are in order": ([*GOOD, *REPEATED], ()),
     "a session was ended by a clean start": ([*without(5, "s"), *came(40, "s", 12)], ()),
     "an old value beside one that was not accepted": ([*GOOD, *sent(22, 6, "r/x", retain=True, accepted=False)], ()),
     "a DISCONNECT that a killed gateway did not read": (
