@@ -140,7 +140,7 @@ class Core:
         self._topics = topics if topics else None
         self._big: BigRooms[Batch] = BigRooms(vrooms_per_s, self._broker_of_vroom, self._broker_of_signal, self._token)
         self._big_target = _Target(NOBODY, divert=self._take_big)
-        self.kept: KeptRooms[Batch] = KeptRooms(self._take_kept, self._reroute)
+        self.kept: KeptRooms[Batch] = KeptRooms(self._take_kept, self._reroute, _publisher_of)
         self._limits = PublisherRates(rates) if rates.any else None
         self._gateways = GatewayBatches(self._token)
         """They limit each client themselves."""
@@ -608,7 +608,9 @@ class Core:
                 continue
             batch, records = sent
             if token in kept.awaited:
-                kept.settled(token)
+                kept.settled(token, handled, records, batch)
+            if handled and kept.available:
+                kept.handled(token, records, batch, next(iter(self._tokens), token))
             if not handled and (again := kept.returned(records)):
                 self._offer_kept(again, batch, token)
                 returned = set(again)
@@ -670,6 +672,11 @@ PUBLISHER_OVER_RATE = "this publisher sends faster than proxy.publisher_messages
 ROOM_OVER_RATE = "its room gets more than proxy.room_messages_per_s or room_bytes_per_s allow"
 TOO_LARGE_FOR_BIG_ROOMS = f"a message to a big room has at most {MAX_SWEEP_BYTES} bytes; send a reference to the content instead"
 BIG_ROOMS_BUSY = "too many messages wait for big rooms (proxy.big_room_vrooms_per_s)"
+
+
+def _publisher_of(record: bytes, batch: Batch | None) -> int:
+    """Number of a record's publisher: of its stream, or, negative, of the user whose client sent it by a gateway."""
+    return batch.stream if batch is not None else ~int.from_bytes(record[SENDER_AT : SENDER_AT + 8], "little")
 
 
 def _first_of(batch: Batch | None) -> int:

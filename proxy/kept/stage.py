@@ -5,7 +5,8 @@
 
 The messages of a room are stored, and sent, in the order in which they came; several may be asked for and stored at a time. One
 that is refused for now takes those behind it along, so that its publisher can send it again without overtaking. When a room is
-learnt by a parcel that was not handled, parcels that left before may still come back: what came later waits for them.
+learnt by a parcel that was not handled, parcels that left before may still come back: its messages wait for them. A message that
+comes back after a later one of its publisher to the room was handled is stored, but not sent: it would come out of order.
 A message that is not stored in time is refused; it may be stored nevertheless, and sending it again stores it once.
 
 Source: docs/architecture.md, "A message for sessions that are away".
@@ -43,10 +44,16 @@ KNOWN_S: Final = 60.0
 """Time for which a room is known to be kept after the last message that was for a session, seconds."""
 MAX_KNOWN: Final = 100_000
 """Rooms known to be kept. Policy: the one whose last such message is the oldest is forgotten, and learnt again."""
+MAX_HANDLED: Final = 1_000
+"""Handled parcels that are remembered while earlier ones are in flight. Policy: the oldest is forgotten, as if it had not overtaken."""
 RETRY_MS: Final = 500
 NOW: Final = -NEVER
 _TEMPORARY: Final = frozenset({errors.Unavailable.code, errors.Overloaded.code, errors.Draining.code})
 BUSY: Final = "too many messages wait to be stored for sessions that are away"
+OVERTAKEN: Final = Refusal(
+    errors.Dropped.code,
+    "no broker confirmed it, and a later message to its room was delivered; sending it again may change their order",
+)
 LATE: Final = "the sessions that are away do not have it yet: routers, Xiu or Pi do not answer in time"
 
 
@@ -71,7 +78,7 @@ class KeptCounters:
 class _Message(Generic[Owner]):
     """A message that waits."""
 
-    __slots__ = ("left", "number", "owner", "record", "refusal", "session", "sessions", "token", "until")
+    __slots__ = ("left", "number", "overtaken", "owner", "record", "refusal", "session", "sessions", "token", "until")
 
     def __init__(self, record: bytes, owner: Owner | None, session: int, token: int) -> None:
         self.record, self.owner, self.session, self.token = record, owner, session, token
@@ -80,6 +87,7 @@ class _Message(Generic[Owner]):
         """None: the routers have not answered."""
         self.left = 0
         """Its mails that are not stored yet."""
+        self.overtaken = False
         self.refusal: Refusal | None = None
 
 
@@ -112,10 +120,16 @@ class KeptRooms(Generic[Owner]):
     Args:
         take: takes the messages of a room that is to be offered.
         reroute: called with a room that must be routed anew: its messages come here from now on, or do not any more.
+        publisher: returns a number of a message's publisher.
     """
 
-    def __init__(self, take: Callable[[list[bytes], Owner | None], None], reroute: Callable[[int], None]) -> None:
-        self._reroute = reroute
+    def __init__(
+        self,
+        take: Callable[[list[bytes], Owner | None], None],
+        reroute: Callable[[int], None],
+        publisher: Callable[[bytes, Owner | None], int],
+    ) -> None:
+        self._reroute, self._publisher = reroute, publisher
         self.target: Target[Owner] = Target(NOBODY, divert=take)
         """Target of the rooms whose messages come here."""
         self.available = False
@@ -133,6 +147,8 @@ class KeptRooms(Generic[Owner]):
         """Number → message, the oldest first."""
         self.awaited: dict[int, list[int]] = {}
         """Token of a parcel → rooms that wait for it."""
+        self._handled: deque[tuple[int, Sequence[bytes], Owner | None]] = deque(maxlen=MAX_HANDLED)
+        """Parcels that were handled while an earlier one was in flight: token, records, owner."""
         self._last = 0
         self._count = self._bytes = 0
         self.counters = KeptCounters()
@@ -183,6 +199,7 @@ class KeptRooms(Generic[Owner]):
         elif 2 * len(found.queue) >= MAX_RECORDS or 2 * (found.size + size) > MAX_BYTES:
             return False
         message = _Message(record, owner, session, token)
+        message.overtaken = any(self._overtakes(message, *parcel) for parcel in self._handled)
         queue = found.queue
         if queue and queue[-1].token > token:
             queue.insert(max(bisect_right(queue, token, key=_token_of), found.released), message)
@@ -230,13 +247,30 @@ class KeptRooms(Generic[Owner]):
         self.counters.kept_returned += len(found)
         return found
 
-    def settled(self, token: int) -> None:
+    def settled(self, token: int, handled: bool, records: Sequence[bytes], owner: Owner | None) -> None:
         """Note that a parcel is settled; if it was not handled, its messages are offered in the same step."""
         for room in self.awaited.pop(token, ()):
             found = self._rooms.get(room)
             if found is not None:
                 found.awaited.discard(token)
                 self._touch(room)
+                for message in found.queue if handled else ():
+                    message.overtaken = message.overtaken or self._overtakes(message, token, records, owner)
+
+    def handled(self, token: int, records: Sequence[bytes], owner: Owner | None, oldest: int) -> None:
+        """Note that a parcel was handled. `oldest`: token of the oldest one in flight."""
+        remembered = self._handled
+        while remembered and remembered[0][0] < oldest:
+            remembered.popleft()
+        if token > oldest:
+            remembered.append((token, records, owner))
+
+    def _overtakes(self, message: _Message[Owner], token: int, records: Sequence[bytes], owner: Owner | None) -> bool:
+        """Whether a handled parcel has a later message of a message's publisher to its room."""
+        if token <= message.token:
+            return False
+        key, publisher = message.record[KEY_AT:SENDER_AT], self._publisher(message.record, message.owner)
+        return any(each[KEY_AT:SENDER_AT] == key and self._publisher(each, owner) == publisher for each in records)
 
     # --- answers come
 
@@ -335,7 +369,7 @@ class KeptRooms(Generic[Owner]):
             message.left = 0
             if message.refusal is None and message.sessions:
                 self._store(room, message, due)
-        while found.released and (found.queue[0].refusal is not None or not found.queue[0].left):
+        while found.released and (found.queue[0].refusal is not None or not (found.queue[0].left or found.awaited)):
             message = found.queue.popleft()
             found.released -= 1
             found.size -= len(message.record)
@@ -350,8 +384,11 @@ class KeptRooms(Generic[Owner]):
                     for later in found.queue:
                         later.refusal = later.refusal or message.refusal
                     found.released = len(found.queue)
+                continue
+            self.counters.kept_stored += bool(message.sessions)
+            if message.overtaken:
+                due.refused.setdefault(OVERTAKEN, []).append((message.record, message.owner))
             else:
-                self.counters.kept_stored += bool(message.sessions)
                 due.send.append((with_kept(message.record), message.owner))
         if not found.queue and not found.awaited:
             del self._rooms[room]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cluster.core.contract import TICK, RecordsReceived, SendControl
+from cluster.core.contract import TICK, RecordsReceived, SendControl, SendRecords
 from cluster.wire.v1 import control_pb2
 from pixiu.errors import Refusal
 from pixiu.ids import EndpointID, topic_room
@@ -178,6 +178,46 @@ def test_parcels_that_come_back_in_another_order_are_stored_in_theirs() -> None:
     for question in asked:
         found += [decode(mail.mail.record).snowflake_id for mail in mails(answer(core, [question], [70]))]
     assert found == [1, 2, 3]
+
+
+def publish_two(core: Core, *streams: int) -> list[SendRecords]:
+    """Publish messages 1 and 2 to a room, by these streams, which leave in a parcel each."""
+    first = sends(publish(core, [room(4, 1)], stream=streams[0]))
+    return [*first, *sends(publish(core, [room(4, 2)], 2 if streams[0] == streams[1] else 1, stream=streams[1]))]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("sessions", [[], [70]])
+def test_a_lost_message_that_a_later_one_of_its_publisher_overtook_is_for_sessions_alone(
+    order: tuple[int, int], sessions: list[int]
+) -> None:
+    core = core_with()
+    parcels = publish_two(core, 1, 1)
+    effects = [*settle(core, [parcels[order[0]]], 0.1, handled=bool(order[0]))]
+    effects += settle(core, [parcels[order[1]]], 0.2, handled=bool(order[1]))
+    effects += answer(core, questions(effects), sessions)
+    assert bool(mails(effects)) == bool(sessions)
+    effects += stored(core, mails(effects))
+    assert sent(effects) == [], "those who are connected have the later one"
+    assert failures(effects) == [(1, 1, "DROPPED")]
+    assert core.under_way == 0
+
+
+def test_a_lost_message_that_another_publisher_s_overtook_is_sent_again() -> None:
+    core = core_with()
+    core.step(ev.PublisherOpened(2), 0.0)
+    lost, handled = publish_two(core, 1, 2)
+    effects = settle(core, [lost], 0.1, handled=False) + settle(core, [handled], 0.2)
+    assert sent(answer(core, questions(effects), [])) == [(1, True)]
+
+
+def test_a_lost_message_waits_for_later_parcels_of_its_room_that_may_overtake_it() -> None:
+    core = core_with()
+    lost, later = publish_two(core, 1, 1)
+    effects = settle(core, [lost], 0.1, handled=False)
+    assert sent(answer(core, questions(effects), [])) == []
+    effects = settle(core, [later], 0.2, handled=False)
+    assert sent([*effects, *answer(core, questions(effects), [])]) == [(1, True), (2, True)]
 
 
 def test_a_message_refused_for_now_takes_those_behind_it_along_but_not_those_of_other_rooms() -> None:
