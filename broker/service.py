@@ -127,6 +127,8 @@ class Service(MemberService):
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """Take a proxy's batch, or another broker's, whose partition the room has left."""
+        if self._context.is_overtaken():
+            return Outcome.NOT_TAKEN
         return self._runner.take(RecordsReceived(peer, data, start, end, count), timed=False)
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:

@@ -450,7 +450,7 @@ class Core(EventTable[ev.Effect]):
         self.system.received += len(event.messages)
         if self.index.without_own:
             for message in event.messages:
-                self.fan_out.own.put(message.record, message.connection)
+                self.fan_out.own.put(message.record, message.sender.connection)
         self.confirming.offered(event, now, out)
 
     def _on_publish(self, event: ev.Publish, now: float, out: list[ev.Effect]) -> None:

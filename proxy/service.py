@@ -212,6 +212,8 @@ class Service(RoleShell):
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """Take what a gateway's clients published at QoS 0."""
+        if self._context.is_overtaken():
+            return Outcome.NOT_TAKEN
         if self.senders is not None and (changed := self.senders.permitted(peer, data, start, end, count)) is not None:
             data, start, end = changed, 0, len(changed)
         return self._records.take(RecordsReceived(peer, data, start, end, count))
@@ -226,6 +228,8 @@ class Service(RoleShell):
             for message in messages:
                 control = control_pb2.Control.FromString(message)
                 if control.HasField("publish_batch"):
+                    if self._context.is_overtaken():
+                        return Outcome.NOT_TAKEN
                     if not self._take_batch(peer, control.publish_batch):
                         return Outcome.MALFORMED
                     continue

@@ -126,6 +126,8 @@ class Service(ReplicaService):
 
     def on_records(self, peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
         """Route a batch of a proxy, or of another relay whose partition the user has left."""
+        if self._context.is_overtaken():
+            return Outcome.NOT_TAKEN
         return self._runner.take(RecordsReceived(peer, data, start, end, count), timed=False)
 
     def _become(self, state: NodeState) -> None:

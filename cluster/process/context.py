@@ -143,6 +143,13 @@ class Context(Generic[OptionsT_co]):
         """The newest view of the cluster."""
         return self.current_view()
 
+    def is_overtaken(self) -> bool:
+        """True if records that the links hand over now are late, and others of this role and partition got what was sent later."""
+        if not self.links.late:
+            return False
+        own, running = self.view.by_endpoint(self.endpoint_id), self.view.running(self.role)
+        return any(each.endpoint != self.endpoint_id and (own is None or each.partition == own.partition) for each in running)
+
     @property
     def router_root(self) -> str:
         """Registry root of the routers and gateways: another cluster's, or our own."""

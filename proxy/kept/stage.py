@@ -45,7 +45,7 @@ KNOWN_S: Final = 60.0
 MAX_KNOWN: Final = 100_000
 """Rooms known to be kept. Policy: the one whose last such message is the oldest is forgotten, and learnt again."""
 MAX_HANDLED: Final = 1_000
-"""Handled parcels that are remembered while earlier ones are in flight. Policy: the oldest is forgotten, as if it had not overtaken."""
+"""Handled parcels that are remembered while earlier ones are in flight. Policy: the oldest is forgotten."""
 RETRY_MS: Final = 500
 NOW: Final = -NEVER
 _TEMPORARY: Final = frozenset({errors.Unavailable.code, errors.Overloaded.code, errors.Draining.code})

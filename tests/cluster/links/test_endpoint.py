@@ -7,13 +7,15 @@ import contextvars
 import itertools
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from cluster.links import stream
+from cluster.links import endpoint, stream
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.datagrams.head import DatagramRefusal
 from cluster.links.endpoint import Endpoint
@@ -117,6 +119,34 @@ async def test_records_and_control_arrive_and_settle(processes: list[Process], r
     assert stats.kernel_drops == 0
     assert stats.peers[alice.id].state is PeerState.ALIVE
     assert stats.peers[alice.id].rtt_us > 0
+
+
+async def test_what_came_during_a_long_pause_is_late_and_what_comes_later_is_not(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "LEAST_DOUBT_S", 0.5)
+    monkeypatch.setattr(endpoint, "DRAIN_DATAGRAMS", 1)
+    alice, bob = await two(processes, LinkOptions(heartbeat_interval_ms=100))
+    late: list[bool] = []
+    take = bob.handler.on_records
+
+    def on_records(peer: EndpointID, data: bytes, start: int, end: int, count: int) -> Outcome:
+        late.append(bob.endpoint.late)
+        return take(peer, data, start, end, count) if not bob.endpoint.late else Outcome.NOT_TAKEN
+
+    monkeypatch.setattr(bob.handler, "on_records", on_records)
+    for number in range(3):
+        alice.endpoint.in_turn(partial(alice.endpoint.send_records, bob.id, [make_record(number)], token=number + 1))
+    time.sleep(0.7)  # the process stops; what was sent waits in the socket
+    await until(lambda: len(alice.handler.settled) == 3)
+    assert late == [True] * 3
+    assert not any(handled for _, handled in alice.handler.settled)
+
+    def in_time() -> bool:  # a pause of a busy machine is one too
+        alice.endpoint.send_records(bob.id, [make_record(9)])
+        return not late[-1]
+
+    await until(in_time)
 
 
 class Translator:
