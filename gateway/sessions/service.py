@@ -199,15 +199,11 @@ class Sessions:
             del self._sessions[session.uin]
         if expiry_s > 0:
             session.note.expiry_s = min(expiry_s, self._max_expiry_s())
-        task = self._background(self._over(session) if expiry_s == 0 else self._end(session, put=expiry_s > 0))
-        if task is not None:
-            self._ending[session.uin] = task
-            task.add_done_callback(lambda _: self._ending.pop(session.uin, None))
+        self._ends(session.uin, lambda: self._over(session) if expiry_s == 0 else self._end(session, put=expiry_s > 0))
 
     def discard(self, uin: int, client_id: str) -> None:
         """Discard what an earlier connection left: a client with a clean start that keeps no session has connected."""
-        if session_uin(uin, client_id) not in self._ending:
-            self._background(self._discard(uin, client_id))
+        self._ends(session_uin(uin, client_id), lambda: self.forget(uin, client_id))
 
     async def forget(self, uin: int, client_id: str) -> bool:
         """Remove a session, whether it has a connection or not. Returns False if there is none. Raises `PixiuError`."""
@@ -318,8 +314,23 @@ class Sessions:
         if self._sessions.get(session.uin) is session:
             await self._write(session)
 
-    async def _discard(self, uin: int, client_id: str) -> None:
-        await self.forget(uin, client_id)
+    def _ends(self, number: int, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """End a session in the background, after what ends it already. The next connection of its client waits for that."""
+        before = self._ending.get(number)
+
+        async def end() -> None:
+            if before is not None:
+                await asyncio.wait((before,))
+            await work()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if self._ending.get(number) is task:
+                del self._ending[number]
+
+        task = self._background(end())
+        if task is not None:
+            self._ending[number] = task
+            task.add_done_callback(ended)
 
     def _background(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None] | None:
         """Do work that nobody waits for. None: there is too much of it."""

@@ -1,0 +1,51 @@
+"""Sessions of one client begin and end in the order of its connections, over the production state of Pi."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cluster.access.login_guard import LoginGuard
+from cluster.core import log
+from cluster.mqtt.events import Wanted
+from cluster.trust.audit import Audit
+from tests.gateway.sessions.test_of_tenants import Cluster
+from tests.gateway.world import World
+from tests.support.logins import Logins
+from tests.support.waiting import until
+
+EXPIRY_S = 600
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    logins = Logins(tmp_path)
+    guard = LoginGuard(str(logins.file), log.get_logger(), Audit(None))
+    found = Cluster(World(roles=("gateway", "proxy", "router", "broker", "relay", "xiu", "pi")), logins, guard)
+    yield found
+    await found.sessions.close()
+    await guard.close()
+
+
+async def test_a_clean_start_discards_a_session_whose_end_is_being_stored(cluster: Cluster) -> None:
+    sessions = cluster.sessions
+    session = await sessions.begin(7, "phone", EXPIRY_S, clean=False)
+    await sessions.keep(session, [Wanted("a", 1)])
+    sessions.end(session, -1)
+    sessions.discard(7, "phone")
+    assert not (await sessions.begin(7, "phone", EXPIRY_S, clean=False)).present
+
+
+async def test_a_session_begins_after_the_earlier_one_is_discarded(cluster: Cluster) -> None:
+    sessions = cluster.sessions
+    session = await sessions.begin(7, "phone", EXPIRY_S, clean=False)
+    await sessions.keep(session, [Wanted("a", 1)])
+    sessions.end(session, -1)
+    await until(lambda: not sessions.unfinished)
+    sessions.discard(7, "phone")
+    again = await sessions.begin(7, "phone", EXPIRY_S, clean=False)
+    assert not again.present
+    await sessions.keep(again, [Wanted("a", 1)])
+    assert [entry.removed for entry in sorted(cluster.entries, key=lambda entry: entry.version)] == [False, True, False]
