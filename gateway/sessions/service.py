@@ -137,7 +137,7 @@ class Sessions:
         if ending is not None:
             await asyncio.wait((ending,))
         state = await self.store.read(number)
-        generation = max(state.generation + 1, _now_ms())
+        generation = max(state.generation + 2, _now_ms())  # above that of a removal that has read the same state
         before = _note_of(state)
         expiry_s = min(expiry_s, self._max_expiry_s())
         present = before is not None and not clean and not is_over(before, _now_ms())
@@ -212,7 +212,7 @@ class Sessions:
         before = _note_of(state)
         if before is None and not state.waiting:
             return False
-        generation = max(state.generation + 1, _now_ms())
+        generation = state.generation + 1  # a connection that begins meanwhile, at any gateway, has a higher one: its session stays
         await self.store.clear(number, generation)
         if before is not None:
             await self._remove(Session(before, generation, present=False))

@@ -11,6 +11,7 @@ from cluster.access.login_guard import LoginGuard
 from cluster.core import log
 from cluster.mqtt.events import Wanted
 from cluster.trust.audit import Audit
+from gateway.sessions.queue import SessionState
 from tests.gateway.sessions.test_of_tenants import Cluster
 from tests.gateway.world import World
 from tests.support.logins import Logins
@@ -49,3 +50,23 @@ async def test_a_session_begins_after_the_earlier_one_is_discarded(cluster: Clus
     assert not again.present
     await sessions.keep(again, [Wanted("a", 1)])
     assert [entry.removed for entry in sorted(cluster.entries, key=lambda entry: entry.version)] == [False, True, False]
+
+
+async def test_a_session_stays_that_a_client_resumes_while_it_is_being_removed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions, read = cluster.sessions, cluster.read
+    session = await sessions.begin(7, "phone", EXPIRY_S, clean=False)
+    await sessions.keep(session, [Wanted("a", 1)])
+
+    async def resumed_after(uin: int) -> SessionState:
+        monkeypatch.undo()
+        state = await read(uin)
+        again = await sessions.begin(7, "phone", EXPIRY_S, clean=False)
+        await sessions.keep(again, [Wanted("a", 1)])
+        return state
+
+    monkeypatch.setattr(cluster, "read", resumed_after)
+    await sessions.forget(7, "phone")
+    assert [each.filter for each in (await cluster.stored(session.uin)).filters] == ["a"]
+    assert not max(cluster.entries, key=lambda entry: entry.version).removed
