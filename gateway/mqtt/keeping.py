@@ -63,10 +63,12 @@ def asked_expiry_s(connect: Connect) -> int:
 class Keeping:
     """The session of one connection."""
 
-    __slots__ = ("_client", "_sessions", "_step", "session")
+    __slots__ = ("_client", "_early", "_sessions", "_step", "session")
 
     def __init__(self, client: KeptClient, sessions: Sessions, session: Session, step: Callable[[ev.Event], None]) -> None:
         self._client, self._sessions, self._step, self.session = client, sessions, step, session
+        self._early: list[tuple[Sequence[MailRun], bool]] | None = [] if session.filters else None
+        """What came from the inbox before the rules were asked about the restored filters; None: they were."""
 
     @property
     def kept(self) -> Kept:
@@ -78,6 +80,9 @@ class Keeping:
 
     def deliver(self, runs: Sequence[MailRun], anew: bool) -> None:
         """Pass messages of the inbox on to the client."""
+        if self._early is not None:
+            self._early.append((runs, anew))
+            return
         taken = self.session.take(runs)
         if taken.gaps:
             self._sessions.lost(taken.gaps)
@@ -89,6 +94,13 @@ class Keeping:
             self.acknowledge(taken.over)
         if taken.kept or anew:
             self._client.deliver_kept(taken.kept, anew)
+
+    def restored(self, denied: Iterable[str]) -> None:
+        """Pass on what waited for the rules, without what only filters match that they deny now."""
+        self.session.withhold(denied)
+        early, self._early = self._early, None
+        for runs, anew in early or ():
+            self.deliver(runs, anew)
 
     def acknowledge(self, packet_ids: Sequence[int]) -> None:
         """Acknowledge messages in the inbox."""

@@ -79,6 +79,9 @@ class Subscribing:
             self.unsubscribe(UnsubscribeFilters(names))  # one that it had before is refused as well
             self.answer(ev.Answer(self._client.id, effect.packet_id, True))
             return
+        if effect.packet_id == RESTORED and self._client.keeping is not None:
+            names = [wanted.filter for wanted in effect.filters]
+            self._client.keeping.restored([name for name in names if not may_subscribe(self._client.access, name)])
         self._codes[effect.packet_id] = {}
         steps = self._client.steps.begin(effect.packet_id, (len(effect.filters) - 1) // JOINS_A_STEP + 1)
         self._join(effect, steps, 0)

@@ -111,10 +111,14 @@ class Session:
             if self.filters.pop(name, None) is None:
                 continue
             found.append(name)
-            text = name.encode()
+        self.withhold(found)
+        return found
+
+    def withhold(self, names: Iterable[str]) -> None:
+        """Give the client nothing for filters any more, which stay in the session until they are removed."""
+        for text in [name.encode() for name in names]:
             if self._exact.pop(text, None) is None and self._wild.get(text) is not None:
                 self._wild.remove(text)
-        return found
 
     def _add(self, wanted: Wanted) -> Wanted:
         name = wanted.filter

@@ -20,6 +20,7 @@ from cluster.trust.audit import Audit
 from cluster.wire.v1 import kept_pb2
 from gateway import events as ev
 from gateway.mqtt.connection import MQTTConnection
+from gateway.mqtt.keeping import Keeping
 from gateway.sessions.queue import SessionState
 from gateway.sessions.service import Sessions
 from gateway.sessions.states import NoteName, SessionNote
@@ -160,3 +161,31 @@ async def test_a_session_for_whose_filters_there_is_no_place_stays_as_it_is(clus
     assert subscriptions(cluster) == 2
     assert not sent(wire, Disconnect)
     assert again.is_open
+
+
+async def test_what_waits_for_a_filter_that_the_rules_deny_now_is_not_given(cluster: Cluster) -> None:
+    first, _ = await cluster.connect("acme", "news/+", "other", "news/a")
+    first.connection_lost(None)
+    cluster.logins.write_rules('[[rule]]\ndeny = ["subscribe"]\ntopics = ["news/#"]\n' + TENANTS.format(limits=""))
+    guard = cluster.world.clients.guard = LoginGuard(str(cluster.logins.file), log.get_logger(), Audit(None))
+    again, wire = await cluster.connect("acme")
+    assert sent(wire, Connack)[0].session_present
+    number = session_uin(1000007, "phone")
+    again.deliver_inbox(runs_of([mail(number, place, f"acme/{name}") for place, name in enumerate(("news/a", "other"), 1)]), True)
+    again.flush()
+    assert [packet.topic for packet in sent(wire, Publish)] == ["other"]
+    again.connection_lost(None)
+    await guard.close()
+
+
+async def test_what_comes_before_the_rules_were_asked_waits(cluster: Cluster) -> None:
+    connection, wire = await cluster.connect("acme", "a", "b")
+    assert connection.keeping is not None
+    number = session_uin(1000007, "phone")
+    keeping = connection.keeping = Keeping(connection, cluster.sessions, connection.keeping.session, cluster.world.events.append)
+    connection.deliver_inbox(runs_of([mail(number, place, f"acme/{name}") for place, name in enumerate("ab", 1)]), anew=True)
+    connection.flush()
+    assert not sent(wire, Publish)
+    keeping.restored(["acme/a"])
+    connection.flush()
+    assert [packet.topic for packet in sent(wire, Publish)] == ["b"]
