@@ -30,6 +30,9 @@ FIRST_BACKOFF_S: Final = 0.2
 LEAVE_AFTER_S: Final = 60.0
 """Time for which the target may be away before the bridge leaves the channel, seconds: the messages that it has then go to others.
 Policy: each time costs these messages one of the channel's attempts, so it is no shorter."""
+MAX_LEAVE_AFTER_S: Final = 86_400.0
+"""The time doubles up to this one, seconds, until the target has taken a message: some targets open although they are away, so a
+bridge joins the channel again, and a long outage must not use the attempts up."""
 
 
 class State(Enum):
@@ -107,7 +110,7 @@ class Core(EventTable[ev.Effect]):
         self._flights: dict[int, list[Entry]] = {}
         self._batches = 0
         self._rest_until = self._linger_until = 0.0
-        self._away_since = NEVER
+        self._leave_at, self._leave_after_s = NEVER, LEAVE_AFTER_S
         self.on(ev.Begin, self._on_begin)
         self.on(ev.End, self._on_end)
         self.on(ev.Opened, self._on_opened)
@@ -132,7 +135,7 @@ class Core(EventTable[ev.Effect]):
     def next_deadline(self) -> float:
         """Time at which a `Tick` is due, monotonic seconds."""
         if self.state is State.CLOSED and not self._flights:
-            return min(self._rest_until, self._away_since + LEAVE_AFTER_S if self._joined else NEVER)
+            return min(self._rest_until, self._leave_at if self._joined else NEVER)
         if self.state is State.RUNNING and self._queue and len(self._flights) < self._limits.in_flight:
             return max(self._rest_until, self._linger_until) or NEVER
         return NEVER
@@ -158,7 +161,8 @@ class Core(EventTable[ev.Effect]):
         self._ended()
 
     def _ended(self) -> None:
-        self.state, self.why, self._away_since, self._rest_until = State.IDLE, "", NEVER, 0.0
+        self.state, self.why, self._leave_at, self._rest_until = State.IDLE, "", NEVER, 0.0
+        self._leave_after_s = LEAVE_AFTER_S
         self._backoff.reset()
 
     def _on_opened(self, event: ev.Opened, now: float, out: list[ev.Effect]) -> None:
@@ -179,7 +183,7 @@ class Core(EventTable[ev.Effect]):
     def _broke(self, why: str, after_s: float, now: float, out: list[ev.Effect]) -> None:
         self.state, self.why = State.CLOSED, why
         self.counters.failures += 1
-        self._away_since = min(self._away_since, now)
+        self._leave_at = min(self._leave_at, now + self._leave_after_s)
         self._rest_until = now + max(after_s, self._backoff.next_s())
         self._end_when_written(out)
 
@@ -199,8 +203,10 @@ class Core(EventTable[ev.Effect]):
 
     def _on_tick(self, event: Tick, now: float, out: list[ev.Effect]) -> None:
         if self.state is State.CLOSED and not self._flights:
-            if self._joined and now >= self._away_since + LEAVE_AFTER_S:
+            if self._joined and now >= self._leave_at:
                 self._leave(out)
+                self._leave_after_s = min(self._leave_after_s * 2, MAX_LEAVE_AFTER_S)
+                self._leave_at = now + self._leave_after_s
             if now >= self._rest_until:
                 self.state = State.OPENING
                 out.append(ev.OpenTarget())
@@ -301,7 +307,7 @@ class Core(EventTable[ev.Effect]):
             self._rest_until = now + max(waits, self._backoff.next_s())
         elif done or letters:
             self._backoff.reset()
-            self._away_since, self.why = NEVER, ""
+            self._leave_at, self._leave_after_s, self.why = NEVER, LEAVE_AFTER_S, ""
         self._end_when_written(out)
         self._go_on(now, out)
 

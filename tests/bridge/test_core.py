@@ -171,6 +171,27 @@ def test_a_target_that_is_away_for_long_is_left_to_other_processes() -> None:
     assert bench.step(ev.Opened()) == [ev.Join()]
 
 
+def test_a_week_without_a_target_that_always_opens_costs_few_attempts() -> None:
+    bench, leaves, numbers = Bench(), 0, 0
+    effects = bench.step(ev.Arrived([ev.Arrival(0, 1, 10)]))
+    while bench.now < 7 * 86_400:
+        effects += bench.step(END_OF_TURN)
+        if not effects:
+            bench.now = bench.core.next_deadline()
+            effects = bench.step(TICK)
+        for each in [*effects]:
+            effects.remove(each)
+            if isinstance(each, ev.Write):
+                effects += bench.step(ev.WriteFailed(each.batch, "away"))
+            elif isinstance(each, ev.OpenTarget):
+                effects += bench.step(ev.Opened())
+            elif isinstance(each, ev.Join):
+                numbers += 1
+                effects += bench.step(ev.Arrived([ev.Arrival(numbers, 1, 10)]))
+            leaves += isinstance(each, ev.Leave)
+    assert 10 < leaves < 20
+
+
 def test_a_pause_waits_for_what_is_being_written() -> None:
     bench = Bench(batch_messages=1)
     assert bench.arrive(1, 2) == [[0]]
