@@ -28,6 +28,8 @@ dies or leaves; a message that kills each process that has it is a dead letter i
 TOUCH_SHARE: Final = 3
 """Messages are kept by a report at this share of the channel's time-out."""
 LEAST_TOUCH_S: Final = 0.2
+CLOSE_S: Final = 5.0
+"""Time for leaving the channel and closing the target at an end without delay, seconds."""
 MISCONFIGURED_S: Final = 30.0
 """Least wait after a target that its configuration does not allow to open, seconds."""
 BRIDGE_FAILED: Final = "bridge_failed"
@@ -104,11 +106,15 @@ class TargetRun:
             await self._done.wait()
 
     async def stop(self) -> None:
-        """End at once: what is not acknowledged comes again."""
+        """End at once: leave the channel, so that what is not acknowledged comes again, and close the target."""
         self._runner.stop()
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._leave()
+        self._close_target()
+        if self._tasks:
+            await asyncio.wait([*self._tasks], timeout=CLOSE_S)
 
     def status(self) -> dict[str, object]:
         """State for `/health` and `pixiu bridge status`."""

@@ -36,6 +36,8 @@ class Hook:
         self.ids = Counter[str]()
         self.answer: Callable[[list[dict[str, Any]]], web.Response] = lambda _messages: web.Response()
         self.port = 0
+        self.answers, self.asked = asyncio.Event(), asyncio.Event()
+        self.answers.set()
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Hook:
@@ -57,6 +59,10 @@ class Hook:
         wanted = signature(key_of(SECRET), headers["webhook-id"], headers["webhook-timestamp"], body)
         assert headers["webhook-signature"] == wanted
         self.ids[headers["webhook-id"]] += 1
+        self.asked.set()
+        if not self.answers.is_set():
+            await self.answers.wait()
+            return web.Response(status=503)
         messages = json.loads(body)["messages"]
         answer = self.answer(messages)
         if answer.status == 200:
@@ -148,13 +154,22 @@ async def test_a_webhook_and_files_get_everything_in_order_through_failures_kill
             return [(each.message.body, "413" in each.reason) for each in letters if each.message] == [(b"217", True)]
 
         await until(dead, "the dead letter")
+        hook.answers.clear()
+        hook.asked.clear()
+        await send(300, 310)
+        await hook.asked.wait()
         await pixiu_bridge(cluster, "pause", "shop")
 
         async def paused() -> bool:
             return bool((await statuses(cluster))["shop"]["state"] == "paused")
 
+        async def left() -> bool:
+            return not any(each.members for each in await px.topics.channel_state("orders", "bridge-shop"))
+
         await until(paused, "the pause")
-        await send(300, 320)
+        await until(left, "the end of the membership, although the webhook does not answer")
+        hook.answers.set()
+        await send(310, 320)
         await cluster.kill("bridge-a")
         cluster.start("bridge-a", bridges=str(cluster.folder / "bridges.toml"))
         await cluster.running("bridge-a")
