@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,10 @@ LOGIN_CODES: Final = frozenset((4, 5, 134, 135, 138, 140))
 """Reason codes and return codes of CONNACK that say that the login is wrong."""
 NEVER_CODES: Final = frozenset((144, 149, 153))
 """Reason codes of PUBACK that concern the message itself: topic name invalid, packet too large, payload format invalid."""
+MAX_TEXT: Final = 65_535
+"""Longest text of MQTT, bytes."""
+_FORBIDDEN: Final = re.compile(r"[\0-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
+"""What brokers end a connection for: NUL, control characters and what is no character. MQTT 5.0 §1.5.4."""
 Callbacks = Mapping[str, Callable[..., None]]
 
 
@@ -193,6 +198,10 @@ class Link:
             self.cut.set_result(why)
 
 
+def _cut(text: str) -> str:
+    return text.encode()[:MAX_TEXT].decode(errors="ignore")
+
+
 class MqttTarget:
     """Publishes to a broker.
 
@@ -257,18 +266,26 @@ class MqttTarget:
     def _check(self, item: Item) -> tuple[str, str]:
         """Why a message cannot be published, and its topic."""
         topic = self._topic.fill(item)
-        size = len(topic.encode()) + len(item.body) + 64
-        if not topic or "+" in topic or "#" in topic or "\0" in topic or len(topic.encode()) > 65_535:
+        headers = sum(len(name.encode()) + len(value.encode()) + 5 for name, value in self._headers(item))
+        size = len(topic.encode()) + len(item.body) + 64 + headers
+        if not topic or "+" in topic or "#" in topic or _FORBIDDEN.search(topic) or len(topic.encode()) > 65_535:
             return f"{topic[:80]!r} is no topic of MQTT: change the template `to`, or the key", ""
         if self._max_packet and size > self._max_packet:
-            return f"the message has {len(item.body)} bytes, and the broker takes packets of {self._max_packet}", ""
+            return f"the message has {size - 64} bytes, and the broker takes packets of {self._max_packet}", ""
         return "", topic
+
+    def _headers(self, item: Item) -> list[tuple[str, str]]:
+        """The headers as user properties; what MQTT does not allow in texts is replaced, and what is too long is cut."""
+        if self._options.version != 5:
+            return []
+        pairs = ((name, value.decode(errors="replace")) for name, value in item.headers.items() if name != TOPIC_HEADER)
+        return [(_FORBIDDEN.sub("\ufffd", name), _cut(_FORBIDDEN.sub("\ufffd", value))) for name, value in pairs]
 
     def _properties(self, item: Item) -> Properties | None:
         if self._options.version != 5:
             return None
         found = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        headers = [(name, value.decode(errors="replace")) for name, value in item.headers.items() if name != TOPIC_HEADER]
+        headers = self._headers(item)
         if headers:
             found.UserProperty = headers
         return found
