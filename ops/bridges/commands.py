@@ -140,8 +140,10 @@ async def _opened(bridges: Sequence[Any]) -> dict[str, str]:
             failed[each.name] = f"it does not answer within {CHECK_S:g} s"
         except PixiuError as error:
             failed[each.name] = str(error)
+        except Exception as error:  # of a connector's library, as in a process that runs the bridge
+            failed[each.name] = f"{type(error).__name__}: {error}"
         finally:
-            with suppress(TimeoutError, PixiuError):
+            with suppress(Exception):
                 async with asyncio.timeout(CHECK_S):
                     await made.close()
     return failed
