@@ -29,6 +29,8 @@ from tools.topics.values import moment_of
 
 PAUSED: Final = "bridge.paused"
 SUMMED: Final = ("messages", "bytes", "rejected", "retries", "waiting")
+ELSEWHERE: Final = "another process runs it"
+"""State of a bridge that one process alone runs, in the others."""
 CHECK_S: Final = 15.0
 """Time in which a connector has to open, seconds."""
 bridge = typer.Typer(name="bridge", no_args_is_help=True, help="Bridges between durable topics and other systems.")
@@ -168,21 +170,29 @@ async def _statuses(target: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The bridges of all processes by name, numbers added up, and a line for each process that does not answer."""
     async with registry_of(target) as (zookeeper, root):
         nodes = (await read_view(zookeeper, root)).running("bridge")
-    found, silent = dict[str, dict[str, Any]](), list[str]()
-    for bridges in await asyncio.gather(*(_ask(node) for node in nodes)):
-        if isinstance(bridges, str):
-            silent.append(bridges)
+    answers = await asyncio.gather(*(_ask(node) for node in nodes))
+    found = merged([each for each in answers if not isinstance(each, str)])
+    return found, [each for each in answers if isinstance(each, str)]
+
+
+def merged(answers: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The bridges of all processes by name: numbers added up, the state that says most. A bridge that each process leaves to
+    another one is named: the processes have different files."""
+    found = dict[str, dict[str, Any]]()
+    for each in (each for bridges in answers for each in bridges):
+        other = found.get(each["name"])
+        if other is None:
+            found[each["name"]] = dict(each)
             continue
-        for each in bridges:
-            other = found.get(each["name"])
-            if other is None:
-                found[each["name"]] = dict(each)
-                continue
-            for field in SUMMED:
-                other[field] += each[field]
-            if each["why"] or (other["state"] != "running" and each["state"] == "running" and not other["why"]):
-                other |= {"state": each["state"], "why": each["why"]}
-    return dict(sorted(found.items())), silent
+        for field in SUMMED:
+            other[field] += each[field]
+        better = each["state"] == "running" or other["state"] == ELSEWHERE
+        if each["why"] or (other["state"] != "running" and better and not other["why"]):
+            other |= {"state": each["state"], "why": each["why"]}
+    for each in found.values():
+        if each["state"] == ELSEWHERE:
+            each["why"] = "no process runs it: give all processes of bridges the same file"
+    return dict(sorted(found.items()))
 
 
 async def _ask(node: Node) -> list[dict[str, Any]] | str:
