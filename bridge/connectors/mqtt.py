@@ -45,7 +45,7 @@ NEVER_CODES: Final = frozenset((144, 149, 153))
 MAX_TEXT: Final = 65_535
 """Longest text of MQTT, bytes."""
 _FORBIDDEN: Final = re.compile(r"[\0-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
-"""What brokers end a connection for: NUL, control characters and what is no character. MQTT 5.0 §1.5.4."""
+"""Characters for which brokers end a connection: NUL, control characters, and what is no character. MQTT 5.0 §1.5.4."""
 Callbacks = Mapping[str, Callable[..., None]]
 
 
