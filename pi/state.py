@@ -104,6 +104,8 @@ class State:
         """Skipped entries of the log that no version of this program wrote."""
         self.early = 0
         """Counter of the last entry that was taken before one that it names."""
+        self.given_up = 0
+        """Counter of the last entry at which, or before which, values were given up since this state was loaded; 0: none."""
         self._epoch = 0
         self._broken_writers: dict[int, StateDamaged] = {}
         """Writers that cannot be read; at most one for each worker."""
@@ -229,6 +231,7 @@ class State:
         self.early = early.at
 
     def _give_up(self, keys: tuple[bytes, ...]) -> Results:
+        self.given_up = self.applied.counter + 1
         for key in keys:
             if key[:1] == b"G":
                 worker = int.from_bytes(key[1:], "big")

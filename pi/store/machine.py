@@ -166,6 +166,11 @@ class Machine:
         return self.state.applied
 
     @property
+    def given_up(self) -> int:
+        """Counter of the last entry at which values were given up; above `flushed`, the store still holds the broken ones."""
+        return self.state.given_up
+
+    @property
     def unwritten(self) -> int:
         """Number of changes that wait to be written."""
         return self.state.unwritten

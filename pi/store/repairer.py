@@ -133,9 +133,7 @@ class Repairer(StoreRepairer):
 
     async def verify(self, repair: bool) -> pb.VerifyReply:
         """Check every stored value; repaired, the process starts again. Raises PixiuError."""
-        limit = time.monotonic() + STANDSTILL_S
-        while self._machine.stop.at and time.monotonic() < limit:
-            await asyncio.sleep(EARLY_POLL_S)
+        await self._wait_at_standstill()
         try:
             return pb.VerifyReply(checked=await self._machine.verify())
         except StateDamaged as damage:
@@ -143,6 +141,12 @@ class Repairer(StoreRepairer):
         restarts = repair and await self.begin_again(text)
         alone = "; no other replica in sync is undamaged" if repair and not restarts else ""
         return pb.VerifyReply(damaged=1, left=1, text=text + alone, restarts=restarts)
+
+    async def _wait_at_standstill(self) -> None:
+        """Wait up to `STANDSTILL_S` for an operator's entry that lets the state go on."""
+        limit = time.monotonic() + STANDSTILL_S
+        while self._machine.stop.at and time.monotonic() < limit:
+            await asyncio.sleep(EARLY_POLL_S)
 
     def damaged(self, text: str) -> None:
         """Begin a repair: a value is broken."""
@@ -159,12 +163,19 @@ class Repairer(StoreRepairer):
 
     async def _repair(self, text: str) -> None:
         async with self._asking:
-            if await self.whole_one() is not None:
-                if self._mark(text) or (self._machine.stop.at and self._replica.is_leader):  # the other one leads then
-                    self._end(text)
-            else:
+            given_up = self._machine.given_up
+            if given_up > self._machine.flushed:
+                return  # the store still holds what was given up; the scrub reports other damage again
+            if await self.whole_one() is None:
                 self._ask_at = time.monotonic() + ASK_AGAIN_S
                 self._stay("no other replica in sync is undamaged")
+                return
+            async with self._giving_up:  # an operator's entry may have made the other one whole: it mends this one, too
+                await self._wait_at_standstill()
+            if self._machine.given_up != given_up:
+                return
+            if self._mark(text) or (self._machine.stop.at and self._replica.is_leader):  # the other one leads then
+                self._end(text)
 
     async def begin_again(self, text: str) -> bool:
         """Take the state from another replica if one is undamaged; return True if this begins. Raises DiskFull, DiskFailed."""

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import lmdb
 import pytest
 
+from cluster.process.context import Context
 from cluster.replication.model import Entry
+from cluster.replication.replica import Replica
 from pi.early import EARLY_KIND, encode_early
 from pi.keys import CHUNK_ENTRIES, META_KEY, chunk_key, cursor_key, deleted_key, head_key, time_key, user_key, writer_key
+from pi.store import repairer as repairer_module
 from pi.store.machine import Machine
+from pi.store.repairer import Repairer
+from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.view import Layout, View
 from pixiu.errors import PixiuError, StateDamaged
 from pixiu.wire.inbox_operations import (
     DEFAULT_LIMITS,
@@ -34,6 +43,7 @@ from pixiu.wire.inbox_operations import (
 )
 from tests.pi.memory import HOUR, START_S, at_us
 from tests.support.pi import acknowledges, appends, message
+from tests.support.zookeeper import make_node
 
 UIN, OTHER = 7, 9
 LAST = 2 * CHUNK_ENTRIES + 10
@@ -219,3 +229,57 @@ async def test_every_operation_that_meets_a_broken_value_waits_and_goes_on_when_
 @pytest.mark.parametrize("key", [FIRST, MIDDLE, DELETED], ids=["first chunk", "middle chunk", "deleted"])
 async def test_what_is_missing_is_given_up_as_what_is_broken_is(tmp_path: Path, key: bytes) -> None:
     assert [what for what in OPERATIONS if await play(tmp_path / what, what, key, None, gone=True)]
+
+
+async def repaired(side: Side, meanwhile: Callable[[], Awaitable[None]]) -> list[BaseException]:
+    """Report a replica's damage; the other one is whole when it has checked itself. With what the process ends.
+
+    meanwhile: what happens until its answer comes.
+    """
+
+    class Asking(Repairer):
+        async def whole_one(self) -> Node | None:
+            await meanwhile()
+            return other
+
+    other = make_node("pi", port=7001, member=2, state=NodeState.RUNNING)
+    ends: list[BaseException] = []
+    context = SimpleNamespace(role="pi", options=SimpleNamespace(partition=0), view=View(Layout(), (other,)), crash=ends.append)
+    replica = SimpleNamespace(others_in_sync={2}, is_leader=True)
+    tasks: list[asyncio.Task[None]] = []
+    repairer = Asking(
+        cast("Context[Any]", context), side.machine, cast("Replica", replica), lambda task: tasks.append(asyncio.ensure_future(task))
+    )
+    repairer.damaged("a broken value")
+    await asyncio.gather(*tasks)
+    return ends
+
+
+@pytest.mark.parametrize("what", ["repeats", "new mail"], ids=["stands", "scrubbed"])
+async def test_a_replica_whose_values_are_given_up_while_it_asks_another_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The other one is whole by the same entry; before that neither was."""
+    monkeypatch.setattr(repairer_module, "STANDSTILL_S", 0.1)
+    log = begun()
+    side = Side(tmp_path / "one", log)
+    assert side.run()
+    await side.machine.flush()
+    await side.again(FIRST)
+    log.append(entry(log, OPERATIONS[what][1]))
+    assert side.run() == (what == "new mail")
+
+    async def nothing() -> None:
+        pass
+
+    async def drop() -> None:
+        await side.drop()
+        assert side.run()
+
+    assert not await repaired(side, drop)
+    assert not await repaired(side, nothing), "the store still holds what was given up"
+    await side.machine.flush()
+    assert await repaired(side, nothing), "other damage is repaired as before"
+    await side.again()
+    assert side.set_aside
+    await side.machine.close()
