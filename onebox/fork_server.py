@@ -37,7 +37,8 @@ from setproctitle import setproctitle
 from onebox.children import DieWithParent
 
 MAX_MESSAGE: Final = 256 << 10
-ROLES: Final = ("proxy", "router", "broker", "relay", "xiu", "pi", "topic", "admin", "gateway", "bridge")
+ROLES: Final = ("proxy", "router", "broker", "relay", "xiu", "pi", "topic", "admin", "gateway")
+"""Bridges are left out: most clusters have none, and they bring the SDK."""
 PRELOADED: Final = ("cluster.process.host", "registry.membership", "node.options", *(f"{role}.service" for role in ROLES))
 LOOK_S: Final = 1.0
 """Starts within this time use the same code: they belong to one cluster that starts."""
