@@ -43,7 +43,7 @@ from pixiu.wire.record import (
 from pixiu.wire.trace import UNTRACED, Sampler, Tracer
 from proxy import events as ev
 from proxy import kept_events as kept_ev
-from proxy.kept.messages import is_traced, snowflake_of, without_kept
+from proxy.kept.messages import is_traced, sender_of, snowflake_of, without_kept
 from proxy.kept.stage import BUSY as KEPT_BUSY
 from proxy.kept.stage import RETRY_MS as KEPT_RETRY_MS
 from proxy.kept.stage import KeptRooms, by_owner
@@ -676,7 +676,7 @@ BIG_ROOMS_BUSY = "too many messages wait for big rooms (proxy.big_room_vrooms_pe
 
 def _publisher_of(record: bytes, batch: Batch | None) -> int:
     """Number of a record's publisher: of its stream, or, negative, of the user whose client sent it by a gateway."""
-    return batch.stream if batch is not None else ~int.from_bytes(record[SENDER_AT : SENDER_AT + 8], "little")
+    return batch.stream if batch is not None else ~sender_of(record)
 
 
 def _first_of(batch: Batch | None) -> int:

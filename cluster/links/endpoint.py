@@ -52,8 +52,6 @@ DRAIN_LATE: Final = 1 << 16
 MAX_BACKLOG: Final = 4096
 """Datagrams that wait until the socket takes them again; beyond this the oldest are lost."""
 NO_BUFFER_WAIT_S: Final = 0.001
-LEAST_DOUBT_S: Final = 2.0
-"""Shortest pause of the process after which what came meanwhile is late, seconds."""
 INTRODUCTION_S: Final = 3.0
 """Longest wait for a peer that answers but does not know this process yet, seconds. Policy: after that it is not waited for."""
 FIRST_ANSWER_S: Final = 0.25
@@ -111,10 +109,6 @@ class Endpoint(Links):
         self._timer: asyncio.TimerHandle | None = None
         self._flush_scheduled = False
         self._end_scheduled = False
-        self.late = False
-        self._doubted_s = max(LEAST_DOUBT_S, options.suspect_after * options.heartbeat_interval_ms / 1000)
-        self._awake_at = float("inf")
-        """Time of the last turn, monotonic seconds: heartbeats make one every second at least."""
         self._in_turn = False
         """True if data leaves at the end of the current call."""
         self._in_input = False
@@ -237,8 +231,6 @@ class Endpoint(Links):
 
     def set_peers(self, peers: Iterable[Peer]) -> None:
         """Set the peers to heartbeat and send to, as `Links.set_peers`."""
-        if not self._peers:
-            self._awake_at = self._now()  # without peers there were no heartbeats
         self._peers = {peer.id: peer for peer in peers if peer.id != self._core.endpoint}
         self._udp = {id_: self._udp_address_of(id_) or (peer.host, peer.port) for id_, peer in self._peers.items()}
         loop = self._loop
@@ -255,6 +247,11 @@ class Endpoint(Links):
         if any(address is None for _, address in located.values()) and (self._resolver is None or self._resolver.done()):
             self._resolver = loop.create_task(self._resolve())
         self._schedule_end()
+
+    @property
+    def late(self) -> bool:
+        """See `Links.late`."""
+        return self._core.pauses.late
 
     def set_attachment(self, peer: EndpointID, attachment: bytes) -> None:
         """Set a peer's attachment, as `Links.set_attachment`. Raises `InvalidArgument` above 512 bytes."""
@@ -347,7 +344,9 @@ class Endpoint(Links):
         if loop is None or sock is None:
             return
         now = loop.time()
-        self.late, self._awake_at = now - self._awake_at >= self._doubted_s, now
+        pauses = self._core.pauses
+        pauses.late = pauses.is_over(now, self._core.next_deadline())
+        pauses.turn(now)
         self._in_turn = self._in_input = True
         try:
             self._receive_all(sock, now)
@@ -358,7 +357,7 @@ class Endpoint(Links):
             if self._core.has_events:
                 self._core.dispatch(now)
         finally:
-            self._in_input = self.late = False
+            self._in_input = pauses.late = False
             try:
                 self._act_at_end(loop)
             finally:
@@ -367,7 +366,7 @@ class Endpoint(Links):
 
     def _receive_all(self, sock: socket.socket, now: float) -> None:
         receive_into, buffer, receive = sock.recvfrom_into, self._buffer, self._core.receive
-        for _ in range(DRAIN_LATE if self.late else DRAIN_DATAGRAMS):
+        for _ in range(DRAIN_LATE if self._core.pauses.late else DRAIN_DATAGRAMS):
             try:
                 # The buffer is a byte longer than any datagram: one that fills it was cut off, and is refused as oversized.
                 size, address = receive_into(buffer)
@@ -454,10 +453,11 @@ class Endpoint(Links):
         loop = self._loop
         if loop is None:
             return
-        if loop.time() - self._awake_at >= self._doubted_s:
+        now = loop.time()
+        if self._core.pauses.is_over(now, self._core.next_deadline()):
             self._readable()  # what came during a pause is told from what comes after the heartbeats that end it
-        self._awake_at = loop.time()
-        self._core.poll(self._awake_at)
+        self._core.pauses.turn(now)
+        self._core.poll(now)
         if self._core.has_unacknowledged:
             self._after_input()
         self._finish()

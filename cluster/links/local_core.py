@@ -13,6 +13,7 @@ from cluster.links.api import LinkHandler, Peer, PeerState
 from cluster.links.link import HELD_BYTES, LinkCore
 from cluster.links.local import PERFECT, LocalPort, LocalSwitch
 from cluster.links.options import LinkOptions
+from cluster.links.pauses import Pauses
 from cluster.links.peer.outbox import INFINITY
 from cluster.links.peer.sender import KIND_CONTROL, KIND_RECORDS, Address
 from cluster.links.refusals import no_warning
@@ -42,6 +43,7 @@ class LocalCore(LinkCore):
         super().__init__(
             endpoint, options, handler, layout_version=layout_version, on_warning=on_warning, knows=knows, ring=ring, role=role
         )
+        self.pauses = Pauses(options)
         self.port = LocalPort(switch, endpoint, role, options, handler, layout_version, self.refusals, self.dropped, self.outputs)
 
     def set_peers(self, peers: Mapping[EndpointID, tuple[Peer, Address | None]], now: float) -> None:

@@ -51,6 +51,11 @@ def snowflake_of(record: bytes) -> int:
     return int.from_bytes(record[SNOWFLAKE_AT:KEY_AT], "little")
 
 
+def sender_of(record: bytes) -> int:
+    """The user whose client sent a message."""
+    return int.from_bytes(record[SENDER_AT:HEADER_SIZE], "little")
+
+
 def is_traced(record: bytes) -> bool:
     """True if a message is traced."""
     return bool(record[FLAGS_AT] & Flag.TRACED)

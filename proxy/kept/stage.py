@@ -266,7 +266,7 @@ class KeptRooms(Generic[Owner]):
             remembered.append((token, records, owner))
 
     def _overtakes(self, message: _Message[Owner], token: int, records: Sequence[bytes], owner: Owner | None) -> bool:
-        """Whether a handled parcel has a later message of a message's publisher to its room."""
+        """True if a handled parcel has a later message of a message's publisher to its room."""
         if token <= message.token:
             return False
         key, publisher = message.record[KEY_AT:SENDER_AT], self._publisher(message.record, message.owner)

@@ -128,6 +128,8 @@ class Taking(Service):
         self.taken: list[ev.GatewayPublished] = []
         self.senders, self._publishers = senders, ServedStreams(0, "%d")
         self._records = cast(Any, SimpleNamespace(step=self.taken.append))
+        self.late = False
+        self._context = cast(Any, SimpleNamespace(is_overtaken=lambda: self.late))
 
     def begins(self, stream: int, count: int, position: int) -> None:
         """Note nothing."""
@@ -137,6 +139,14 @@ class Taking(Service):
         count = len(records) if count is None else count
         batch = control_pb2.PublishBatch(number=7, count=count, records=b"".join(records), sessions=sessions)
         return self.on_control(GATEWAY, [control_pb2.Control(publish_batch=batch).SerializeToString()])
+
+
+def test_what_came_during_a_pause_is_left_to_others() -> None:
+    service = Taking()
+    service.late = True
+    assert service.take(room(4, 1)) is Outcome.NOT_TAKEN
+    assert service.on_records(GATEWAY, room(4, 1), 0, len(room(4, 1)), 1) is Outcome.NOT_TAKEN
+    assert service.taken == []
 
 
 def test_each_batch_is_a_stream_of_its_own() -> None:

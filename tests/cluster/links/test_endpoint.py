@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cluster.links import endpoint, stream
+from cluster.links import endpoint, pauses, stream
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.links.datagrams.head import DatagramRefusal
 from cluster.links.endpoint import Endpoint
@@ -124,7 +124,7 @@ async def test_records_and_control_arrive_and_settle(processes: list[Process], r
 async def test_what_came_during_a_long_pause_is_late_and_what_comes_later_is_not(
     processes: list[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "LEAST_DOUBT_S", 0.5)
+    monkeypatch.setattr(pauses, "LEAST_DOUBT_S", 0.5)
     monkeypatch.setattr(endpoint, "DRAIN_DATAGRAMS", 1)
     alice, bob = await two(processes, LinkOptions(heartbeat_interval_ms=100))
     late: list[bool] = []
