@@ -21,7 +21,7 @@ from cluster.wire.v1 import kept_pb2
 from gateway.sessions.queue import SessionState
 from gateway.sessions.session import Session, is_over, renewal_s
 from gateway.sessions.states import InboundTable, NoteName, Released, SessionNote
-from pixiu.errors import MalformedData, OldSession, Overloaded, PixiuError, Unavailable
+from pixiu.errors import MalformedData, NotAllowed, OldSession, Overloaded, PixiuError, Unavailable
 from pixiu.ids import session_uin
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.filter_tree import filter_matches
@@ -139,6 +139,8 @@ class Sessions:
         state = await self.store.read(number)
         generation = max(state.generation + 2, _now_ms())  # above that of a removal that has read the same state
         before = _note_of(state)
+        if before is not None and (before.uin, before.client_id) != (uin, client_id):
+            raise NotAllowed("another session has the same number: use another client ID")
         expiry_s = min(expiry_s, self._max_expiry_s())
         present = before is not None and not clean and not is_over(before, _now_ms())
         if not present:

@@ -12,6 +12,9 @@ from cluster.core import log
 from cluster.mqtt.events import Wanted
 from cluster.trust.audit import Audit
 from gateway.sessions.queue import SessionState
+from gateway.sessions.states import NoteName, SessionNote
+from pixiu.errors import NotAllowed
+from pixiu.ids import session_uin
 from tests.gateway.sessions.test_of_tenants import Cluster
 from tests.gateway.world import World
 from tests.support.logins import Logins
@@ -70,3 +73,16 @@ async def test_a_session_stays_that_a_client_resumes_while_it_is_being_removed(
     await sessions.forget(7, "phone")
     assert [each.filter for each in (await cluster.stored(session.uin)).filters] == ["a"]
     assert not max(cluster.entries, key=lambda entry: entry.version).removed
+
+
+async def test_nobody_gets_the_session_of_somebody_else(cluster: Cluster) -> None:
+    number = session_uin(7, "phone")
+    await cluster.write(number, NoteName.SESSION, 1, SessionNote("phone", 8, EXPIRY_S).encode())
+    with pytest.raises(NotAllowed):
+        await cluster.sessions.begin(7, "phone", EXPIRY_S, clean=True)
+    assert (await cluster.stored(number)).uin == 8
+
+
+def test_a_client_id_cannot_be_made_for_the_inbox_of_another_user() -> None:
+    made = "hbevpfzchxnbrdcbhdkyhlqmhflmhvkp4z09Oh{p/)\U00024df3g\x1f"  # in 14 s, for an xxh3
+    assert session_uin(1000007, made) != 2000007
