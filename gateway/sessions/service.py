@@ -173,13 +173,13 @@ class Sessions:
         session.remove(refused)
         if left or refused:
             self._background(self._leave(session, [*left, *refused]))
-        await self._write(session)
+        await self._write_open(session)
         return refused
 
     async def leave(self, session: Session, names: Iterable[str]) -> None:
         """Store the session without filters; routers are notified in the background. Raises `PixiuError`."""
         left = session.remove(names)
-        await self._write(session)
+        await self._write_open(session)
         self._background(self._leave(session, left))
 
     async def store_inbound(self, session: Session) -> None:
@@ -281,6 +281,11 @@ class Sessions:
     async def _write(self, session: Session) -> None:
         await self.store.write(session.uin, NoteName.SESSION, session.generation, session.state(_now_ms()))
 
+    async def _write_open(self, session: Session) -> None:
+        """Store a session unless its connection has ended meanwhile: what its end stores must stay."""
+        if self._sessions.get(session.uin) is session:
+            await self._write(session)
+
     async def _put(self, session: Session, names: Iterable[str], *, removed: bool = False) -> dict[str, PixiuError]:
         by_filter = session.entries(names, self.rooms_of, _now_ms(), removed=removed)
         entries = [entry for found in by_filter.values() for entry in found]
@@ -313,8 +318,7 @@ class Sessions:
 
     async def _renew(self, session: Session) -> None:
         await self._put(session, [name for name, wanted in session.filters.items() if wanted.kept])
-        if self._sessions.get(session.uin) is session:
-            await self._write(session)
+        await self._write_open(session)
 
     def _ends(self, number: int, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """End a session in the background, after what ends it already. The next connection of its client waits for that."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from cluster.access.login_guard import LoginGuard
 from cluster.core import log
 from cluster.mqtt.events import Wanted
 from cluster.trust.audit import Audit
+from cluster.wire.v1 import kept_pb2
 from gateway.sessions.queue import SessionState
 from gateway.sessions.states import NoteName, SessionNote
 from pixiu.errors import NotAllowed
 from pixiu.ids import session_uin
-from tests.gateway.sessions.test_of_tenants import Cluster
+from tests.gateway.sessions.test_of_tenants import Cluster, Kept
 from tests.gateway.world import World
 from tests.support.logins import Logins
 from tests.support.waiting import until
@@ -86,3 +88,26 @@ async def test_nobody_gets_the_session_of_somebody_else(cluster: Cluster) -> Non
 def test_a_client_id_cannot_be_made_for_the_inbox_of_another_user() -> None:
     made = "hbevpfzchxnbrdcbhdkyhlqmhflmhvkp4z09Oh{p/)\U00024df3g\x1f"  # in 14 s, for an xxh3
     assert session_uin(1000007, made) != 2000007
+
+
+@pytest.mark.parametrize("expiry_s", [-1, 0])
+async def test_filters_that_are_kept_after_the_end_of_a_connection_do_not_undo_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, expiry_s: int
+) -> None:
+    sessions, put, may_put = cluster.sessions, cluster.put, asyncio.Event()
+    session = await sessions.begin(7, "phone", EXPIRY_S, clean=False)
+
+    async def late(entries: Sequence[kept_pb2.KeptEntry]) -> list[Kept]:
+        await may_put.wait()
+        return await put(entries)
+
+    monkeypatch.setattr(cluster, "put", late)
+    keeping = asyncio.create_task(sessions.keep(session, [Wanted("a", 1)]))
+    await asyncio.sleep(0)
+    sessions.end(session, expiry_s)
+    monkeypatch.undo()
+    await until(lambda: not sessions.unfinished)
+    may_put.set()
+    await keeping
+    assert (await cluster.read(session.uin)).exists == bool(expiry_s)
+    assert not expiry_s or not (await cluster.stored(session.uin)).connected
