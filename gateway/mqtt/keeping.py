@@ -68,7 +68,7 @@ class Keeping:
     def __init__(self, client: KeptClient, sessions: Sessions, session: Session, step: Callable[[ev.Event], None]) -> None:
         self._client, self._sessions, self._step, self.session = client, sessions, step, session
         self._early: list[tuple[Sequence[MailRun], bool]] | None = [] if session.filters else None
-        """What came from the inbox before the rules were asked about the restored filters; None: they were."""
+        """Messages that came before the rules were asked about the restored filters; None: they were."""
 
     @property
     def kept(self) -> Kept:
