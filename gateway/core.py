@@ -244,7 +244,7 @@ class Core(EventTable[ev.Effect]):
             "presences_unconfirmed": self.rooms.unconfirmed,
             "devices": len(self.devices),
             "devices_unconfirmed": self.users.unconfirmed,
-            "mail_connections": self.devices.mail_connections,
+            "mail_connections": self.devices.mail_connections - len(self.confirming.sessions),  # without sessions' inboxes
             "mail_unacknowledged": self.mail.unacknowledged,
             "signals_dropped_total": self.signals.overflows,
             "dedupe_messages": len(self.dedupe),

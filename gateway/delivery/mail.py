@@ -118,7 +118,7 @@ class MailBook:
 
     Args:
         target: (UIN, key, connect time) → the connection that gets the mail of the device; 0: none.
-        takers: gives the number of connections that take mail.
+        takers: gives the number of connections that take mail, and of inboxes of sessions.
         packets: True if a connection speaks MQTT.
         unix_ms: clock for lifetimes, Unix milliseconds.
     """

@@ -60,7 +60,7 @@ class DeviceIndex:
         self._devices: dict[tuple[int, int], _Device] = {}
         self._of: dict[int, tuple[int, int]] = {}
         self.mail_connections = 0
-        """Number of connections that take mail."""
+        """Number of connections that take mail, and of inboxes of sessions."""
 
     def __len__(self) -> int:
         """Number of devices that are connected here."""

@@ -6,6 +6,7 @@ import asyncio
 import queue
 import struct
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -123,8 +124,11 @@ class Stage:
     def __init__(self, roles: Roles, gateway: Node, relay: Node, channel: grpc.aio.Channel) -> None:
         self.roles, self.gateway, self.relay, self.channel = roles, gateway, relay, channel
 
-    async def device(self, uin: int, key: int) -> delivery_pb2.MailDevice:
-        """The connection of a device that takes mail, as relays know it. The test is no relay that the registry has: a guest."""
+    async def device(self, uin: int, key: int, *, after: int = 0) -> delivery_pb2.MailDevice:
+        """The connection of a device that takes mail, as relays know it. The test is no relay that the registry has: a guest.
+
+        after: connect time of an earlier connection, which the relay may still know.
+        """
         found: list[delivery_pb2.MailDevice] = []
 
         async def known() -> bool:
@@ -133,7 +137,7 @@ class Stage:
                 async for chunk in membership_pb2_grpc.MembershipStub(channel).Snapshot(request):
                     values = [value for (value,) in struct.iter_unpack("<Q", chunk.values)]
                     for entry, value in zip(struct.iter_unpack("<QQQ", chunk.entries), values, strict=True):
-                        if entry[:2] == (uin, key) and value & 4:
+                        if entry[:2] == (uin, key) and value & 4 and value >> 3 > after:
                             found.append(delivery_pb2.MailDevice(uin=uin, key=key, connect_time=value >> 3, device=NUMBER))
             return bool(found)
 
@@ -146,12 +150,13 @@ class Stage:
 
 @pytest.fixture
 async def stage(roles: Roles) -> AsyncIterator[Stage]:
-    """A gateway and the relay that confirms its devices; of Pi and Xiu there is the layout alone."""
+    """A gateway, the relay that confirms its devices, and Pi, which keeps the sessions of MQTT clients; of Xiu there is the layout
+    alone. So all inboxes stay empty, and that relay delivers nothing."""
     await roles.layout(router=1, relay=1, broker=1, xiu=1, pi=1)
-    for name in ("router-0", "relay-0"):
+    for name in ("router-0", "relay-0", "pi-0"):
         roles.start(name, partition=0, cluster_guests=True)
     roles.start("gateway-0", drain_jitter_s=0.1, cluster_guests=True)
-    _, relay, gateway = await roles.running("router-0", "relay-0", "gateway-0")
+    _, relay, gateway, _ = await roles.running("router-0", "relay-0", "gateway-0", "pi-0")
     async with grpc.aio.insecure_channel(gateway.client_address) as channel:
         yield Stage(roles, gateway, relay, channel)
 
@@ -244,10 +249,10 @@ class Stock:
         self.client.on_subscribe = lambda _c, _u, _m, codes, _p: self.granted.put([code.value for code in codes])
         self.client.on_message = lambda _c, _u, m: self.messages.put((m.topic, bytes(m.payload), m.qos, m.mid, m.dup))
 
-    def connect(self, gateway: Node) -> None:
+    def connect(self, gateway: Node, *, present: bool = False) -> None:
         self.client.connect(gateway.mqtt_host, gateway.mqtt_port, keepalive=60)
         self.client.loop_start()
-        assert self.present.get(timeout=WAIT_S) is False
+        assert self.present.get(timeout=WAIT_S) is present
 
     def subscribe(self, topic: str, qos: int) -> list[int]:
         self.client.subscribe(topic, qos)
@@ -304,9 +309,14 @@ async def test_a_stock_mqtt_client_gets_mail_with_qos_1_and_acknowledges_it_in_a
         stock.client.ack(packet_id_of(1, 4_101), 1)
         await asyncio.to_thread(stock.end)
         await relay.acknowledged((2, 1, 4_101, 0))
-        await asyncio.to_thread(stock.connect, stage.gateway)
-        assert await asyncio.to_thread(stock.subscribe, f"user/{uin}", 1) == [1], "at each connect"
-        assert (await stage.device(uin, key)).connect_time > device.connect_time
+
+        # The session that Pi kept is present: mail comes again without a SUBSCRIBE.
+        await asyncio.to_thread(partial(stock.connect, stage.gateway, present=True))
+        device = await stage.device(uin, key, after=device.connect_time)
+        await relay.send(mail(uin, 4_102, session=3), devices=[device])
+        assert await asyncio.to_thread(stock.take, 1) == [packet(uin, 4_102)]
+        stock.client.ack(packet_id_of(1, 4_102), 1)
+        await relay.acknowledged((3, 1, 4_102, 0))
     finally:
         await asyncio.to_thread(stock.end)
 

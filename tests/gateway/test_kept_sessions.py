@@ -150,6 +150,7 @@ def test_the_inbox_is_a_device_of_its_own_until_the_connection_ends() -> None:
     reports = updates(turn(core, ev.Opened(1, 7, 3, 9, 0, NOW_MS, session=S, name="phone")))
     taking = {(each.group, each.member): connection_of(each) for each in reports}
     assert taking[S, SESSION_DEVICE].mail
+    assert core.samples()["mail_connections"] == 0, "the client takes no mail of its user"
     core.step(ev.MailStreamOpened(1, EndpointID(201)), 0.0)
     place = ev.MailDevice(S, SESSION_DEVICE, taking[S, SESSION_DEVICE].connect_time, SESSION_DEVICE)
     (write,) = of(ev.WriteMail, turn(core, ev.MailArrived(1, [place], runs_of([mail(1), mail(2, flags=GAP), mail(3)]))))
@@ -160,7 +161,7 @@ def test_the_inbox_is_a_device_of_its_own_until_the_connection_ends() -> None:
     assert of(ev.Disconnect, turn(core, ev.Replaced(S, SESSION_DEVICE, place.connect_time, 5))) == [ev.Disconnect(1, 5)]
     left = updates(turn(core, ev.Closed(1, 1)))
     assert (S, SESSION_DEVICE, False) in [(each.group, each.member, each.login) for each in left]
-    assert core.mail.unacknowledged == 0
+    assert (core.mail.unacknowledged, core.samples()["mail_connections"]) == (0, 0)
 
 
 def test_proxies_learn_whose_session_published() -> None:
