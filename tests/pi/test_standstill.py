@@ -248,7 +248,10 @@ async def repaired(side: Side, meanwhile: Callable[[], Awaitable[None]]) -> list
     replica = SimpleNamespace(others_in_sync={2}, is_leader=True)
     tasks: list[asyncio.Task[None]] = []
     repairer = Asking(
-        cast("Context[Any]", context), side.machine, cast("Replica", replica), lambda task: tasks.append(asyncio.ensure_future(task))
+        cast("Context[Any]", context),
+        side.machine,
+        cast("Replica", replica),
+        lambda task: tasks.append(asyncio.ensure_future(task)),
     )
     repairer.damaged("a broken value")
     await asyncio.gather(*tasks)
