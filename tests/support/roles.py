@@ -204,9 +204,11 @@ async def roles(zookeeper_server: EmbeddedZooKeeper, tmp_path: Path) -> AsyncIte
     try:
         yield found
     finally:
-        await asyncio.to_thread(found.stop)
-        await found.leave_nothing()
-        await zookeeper.close()
+        try:
+            await asyncio.to_thread(found.stop)
+        finally:  # else the next test's replicas wait for these ones
+            await found.leave_nothing()
+            await zookeeper.close()
 
 
 async def at_least(found: Awaitable[float], least: float) -> bool:
