@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -247,12 +247,11 @@ async def repaired(side: Side, meanwhile: Callable[[], Awaitable[None]]) -> list
     context = SimpleNamespace(role="pi", options=SimpleNamespace(partition=0), view=View(Layout(), (other,)), crash=ends.append)
     replica = SimpleNamespace(others_in_sync={2}, is_leader=True)
     tasks: list[asyncio.Task[None]] = []
-    repairer = Asking(
-        cast("Context[Any]", context),
-        side.machine,
-        cast("Replica", replica),
-        lambda task: tasks.append(asyncio.ensure_future(task)),
-    )
+
+    def spawn(task: Coroutine[Any, Any, None]) -> None:
+        tasks.append(asyncio.create_task(task))
+
+    repairer = Asking(cast("Context[Any]", context), side.machine, cast("Replica", replica), spawn)
     repairer.damaged("a broken value")
     await asyncio.gather(*tasks)
     return ends
