@@ -85,6 +85,9 @@ class Opened:
     """True if it gets no shared bytes, only `DeliverEach`: it limits the size of packets, or wants topic aliases."""
     credit: int = 65_535
     """Messages of shared subscriptions with QoS 1 or 2 that it may have unacknowledged."""
+    session: int = 0
+    """The pseudo-user whose inbox its session has, if that outlives the connection; 0: none. What concerns this inbox names the
+    connection by its number below 0."""
     inside: Inside | None = None
     """Its tenant, if it gets packets; what `DeliverEach` delivers has the cluster's names."""
 

@@ -49,6 +49,9 @@ from gateway.numbers import GatewayNumbers
 from gateway.options import Options
 from gateway.retained.client import RetainedClient
 from gateway.retained.page import retained
+from gateway.sessions.operating import away, forget
+from gateway.sessions.service import RENEW_S, Sessions
+from gateway.sessions.store import SessionStore
 from gateway.tenants.page import system_topics, tenants
 from gateway.tenants.watch import TenantWatch
 from gateway.tickets.client import TicketClient
@@ -127,6 +130,8 @@ class Service(RoleShell):
             turn=context.turn,
             retainer=self._retained,
         )
+        self._kept = KeptClient(lambda: context.view, context.links.state, context.tls)
+        self._sessions = self._sessions_of(context, topics)
         self._tenants = self._watch_tenants()
         self._revocations = Requests(context.zookeeper, paths.revocations(context.root), self._end_revoked)
         self._listeners = ClientListeners(context, self._clients, self._guard, self._retained, self._sessions)
@@ -143,6 +148,20 @@ class Service(RoleShell):
         context.queries["/sessions"] = self._sessions_page
         context.queries["/retained"] = partial(retained, self._retained.listing)
         self._clients.slow_consumers.waited = context.metrics.histogram("pixiu_client_wait_seconds", CLIENT_WAIT).add
+
+    def _sessions_of(self, context: Context[Options], topics: TopicRooms) -> Sessions:
+        store = SessionStore(context)
+        return Sessions(
+            store,
+            self._kept,
+            serves=lambda: store.available and self._clients.serves_mail and not self._through_relays,
+            max_expiry_s=lambda: self._options.max_session_expiry_s,
+            topics=topics,
+            vrooms=self._vrooms,
+            important=context.cluster.important_topics,
+            now=context.now,
+            log=context.log,
+        )
 
     def _watch_tenants(self) -> TenantWatch | None:
         """Watch for tenants what this gateway's clients do; None: nobody logs in."""
@@ -215,6 +234,7 @@ class Service(RoleShell):
         if self._guard is not None:
             self._guard.start()
             self._revocations.start()
+        self._kicks.start()
         if self._tenants is not None:
             self._tenants.start()
         await self._listeners.start()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/import_graph.md"
-ROLES = ("proxy", "router", "broker", "relay", "xiu", "pi", "topic", "admin", "gateway")
+ROLES = ("proxy", "router", "broker", "relay", "xiu", "pi", "topic", "admin", "gateway", "bridge")
 PACKAGES = ("pixiu", "cluster", "registry", *ROLES, "node", "ops", "onebox", "tools", "nsqdoor", "pipeline")
 GENERATED = {"cluster.wire.v1", "pixiu.wire.v1"}
 """The folders of generated modules, which have as many as there are protocols."""

@@ -1,6 +1,7 @@
 """An operator's request to end sessions: of a user, of a tenant, of one key, certificate or authenticator, or of everybody. Pure.
 
     {"user": "alice"}   {"by": "jwt", "signed_by": "2026-a"}   {"by": "callback"}   {"everybody": true}   {"client": "sensor-7"}
+    {"client": "sensor-7", "forget": true}
     {"tenant": "acme"}
 
 Source: docs/security.md, "Ending sessions".
@@ -29,13 +30,17 @@ class Kick:
     signed_by: str = ""
     everybody: bool = False
     client: str = ""
-    """Client ID, of any user."""
+    """Client ID; without `user` of any user."""
+    forget: bool = False
+    """True if the client's session of MQTT is removed, too."""
     tenant: str = ""
 
     def check(self) -> None:
         """Raise `InvalidArgument` if the request is invalid."""
-        if sum((bool(self.user), bool(self.by), self.everybody, bool(self.client), bool(self.tenant))) != 1:
-            raise InvalidArgument("give one of: USER (a name or a UIN), --client, --tenant, --by, --all")
+        if sum((bool(self.user or self.client), bool(self.by), self.everybody, bool(self.tenant))) != 1:
+            raise InvalidArgument("give one of: USER (a name or a UIN) or --client or both, --tenant, --by, --all")
+        if self.forget and not self.client:
+            raise InvalidArgument("--forget: goes with --client, whose session is removed")
         if self.by and self.by not in AUTHENTICATORS:
             raise InvalidArgument(f"--by {self.by}: must be one of {', '.join(AUTHENTICATORS)}")
         if self.signed_by and self.by not in ("jwt", "certificate"):
@@ -43,11 +48,9 @@ class Kick:
 
     def fits(self, identity: Identity, client: str = "") -> bool:
         """True if the request applies to an identity, with this client ID."""
-        if self.client:
-            return self.client == client
         if self.tenant:
             return self.tenant == identity.tenant
-        if self.user:
+        if self.client or self.user:
             # A service has no UIN, and is selected by its name.
             meant = not self.user or self.user in (identity.user, str(identity.uin or identity.user))
             return meant and self.client in ("", client)

@@ -399,16 +399,19 @@ class Clients:
         name: str = "",
         exact: bool = False,
         credit: int = 65_535,
+        session: int = 0,
         inside: ev.Inside | None = None,
     ) -> None:
         """Register an identified client. `login`: it counts as a login of the user. `name`: of the device. `exact`, `credit`,
-        `inside`: as in `gateway.events.Opened`."""
+        `session`, `inside`: as in `gateway.events.Opened`."""
         if not login and not self._through_relays:
             device = 0
         self._connections[connection.id] = connection
         wall_ms = time.time_ns() // 1_000_000
         self.step(
-            ev.Opened(connection.id, uin, connection.dialect, device, device_class, wall_ms, login, name, exact, credit, inside)
+            ev.Opened(
+                connection.id, uin, connection.dialect, device, device_class, wall_ms, login, name, exact, credit, session, inside
+            )
         )  # fmt: skip
 
     def set_will(self, connection: WithWill, will: Will | None, delay_s: float, extension: bytes = b"") -> None:

@@ -33,12 +33,15 @@ from gateway.clients.backlog import Grade
 from gateway.clients.clients import SLOW, Clients, ClientSession
 from gateway.mail.queue import OVERRUN
 from gateway.mail.run import MailRun
+from gateway.mqtt.effects import IN_TURN, LOGOUT_REASONS
 from gateway.mqtt.keeping import KEPT_EFFECTS, Keeping
-from gateway.mqtt.login import Login
+from gateway.mqtt.login import REFUSAL_DELAY_S, Login
 from gateway.mqtt.publishing import Publishing
 from gateway.mqtt.sockets import keep_alive, reset_at_close
 from gateway.mqtt.subscribing import Subscribing
-from gateway.tenants.packets import Insider, delivered, translate
+from gateway.sessions.service import Sessions
+from gateway.sessions.session import Session
+from gateway.tenants.packets import Insider, delivered, kept_delivered, translate
 from pixiu.ids import device_class_of_name, device_of_name, uin_of_name
 from pixiu.placement.topics import USER_PREFIX
 
@@ -58,9 +61,6 @@ CONNECT_SPREAD_S = 1.0
 closed in one turn of the loop, while nobody is served, and come back together."""
 CLOSE_TIMEOUT_S = 5.0
 """Time that a client being closed has to read what was written before, seconds."""
-REFUSAL_DELAY_S = 1.0
-"""A client that is refused because too many connect gets the refusal after half of this to all of it, seconds, at random: MQTT
-cannot give it a retry-after, and many try at once."""
 
 
 class MQTTConnection(ClientSession):
@@ -83,7 +83,6 @@ class MQTTConnection(ClientSession):
         "_publishing",
         "_session",
         "_subscribing",
-        "_tenant",
         "_timer",
         "_timer_at",
         "_transport",
@@ -129,7 +128,6 @@ class MQTTConnection(ClientSession):
         self._published: list[int] | None = None
         """Packet IDs to acknowledge at the end of the turn."""
         self._subscribing = Subscribing(self, clients)
-        self._tenant: TenantUse | None = None
 
     # What asyncio calls.
 
@@ -281,6 +279,10 @@ class MQTTConnection(ClientSession):
 
     # What the gateway calls.
 
+    @property
+    def _tenant(self) -> TenantUse | None:
+        return self.access.tenant if self.access is not None else None
+
     def deliver(self, data: bytes, count: int) -> None:
         """Take `count` packets; they leave at `flush`."""
         self._out.append(data)
@@ -289,9 +291,9 @@ class MQTTConnection(ClientSession):
     def deliver_each(self, messages: Sequence[ev.Delivery]) -> None:
         """Take messages to make packets of, for this client alone; they leave at `flush`, or when its window has space."""
         if self._session is not None:
-            now = self._clients.now()
-            if self._tenant is not None:
-                messages = delivered(self._tenant, messages, now)
+            now, tenant = self._clients.now(), self._tenant
+            if tenant is not None:
+                messages = delivered(tenant, messages, now)
             self._perform(self._session.deliver(messages, now, time.time_ns() // 1_000_000))
 
     def takes_more(self) -> bool:
@@ -337,8 +339,8 @@ class MQTTConnection(ClientSession):
     def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
         """Write mail, as the client takes it."""
         if self._session is not None:
-            mails = [Mails(run.lane, run.first, run.bodies, run.redelivered) for run in runs]
-            uin = self.uin if self._tenant is None else self._tenant.names.uin_inward(self.uin)
+            mails, tenant = [Mails(run.lane, run.first, run.bodies, run.redelivered) for run in runs], self._tenant
+            uin = self.uin if tenant is None else tenant.names.uin_inward(self.uin)
             self._perform(self._session.deliver_mail(f"{USER_PREFIX}{uin}", mails, self._clients.now(), anew=anew))
 
     def deliver_inbox(self, runs: Sequence[MailRun], anew: bool) -> None:
@@ -350,7 +352,12 @@ class MQTTConnection(ClientSession):
     def deliver_kept(self, messages: Sequence[KeptDelivery], anew: bool) -> None:
         """Take messages of its session's inbox to make packets of; they leave when its window has space."""
         if self._session is not None:
-            self._perform(self._session.deliver_kept(messages, self._clients.now(), anew=anew))
+            now, tenant = self._clients.now(), self._tenant
+            if tenant is not None and self.keeping is not None:
+                messages, others = kept_delivered(tenant, messages, now)
+                if others:
+                    self.keeping.acknowledge(others)
+            self._perform(self._session.deliver_kept(messages, now, anew=anew))
             self._write_outgoing()
 
     def release(self, packet_id: int) -> None:
@@ -450,8 +457,7 @@ class MQTTConnection(ClientSession):
             self._perform(self._session.admitted(code, self._clients.now(), kept))
 
     def enter(self, tenant: TenantUse) -> None:
-        """Use a tenant's names from now on, in both directions."""
-        self._tenant = tenant
+        """Use the names of the client's tenant from now on, in both directions."""
         if self._session is not None:
             translate(self._session, tenant.names)
 
@@ -551,7 +557,7 @@ class MQTTConnection(ClientSession):
 
     def _wait_or_close(self, effect: Effect) -> None:
         """Queue an effect that comes while `_ask` is running. A client that leaves loses its place in the queue."""
-        if not isinstance(effect, _IN_TURN):
+        if not isinstance(effect, IN_TURN):
             self._carry_out(effect)
             return
         self._behind.append(effect)
@@ -609,11 +615,12 @@ class MQTTConnection(ClientSession):
             self.client_id = f"{self.uin} {effect.client_id}"
         self._publishing.earlier = self._clients.client_ids.take_over(self.client_id, self)
         device_class, named, _ = effect.client_id.partition(":")
+        tenant = self._tenant
         class_number = device_class_of_name(device_class) if named else 0
         self._clients.opened(
-            self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id,
-            exact=terms.limited, credit=terms.receive_maximum,
-            inside=Insider(self._tenant, self._clients.now) if self._tenant is not None else None,
+            self, self.uin, device_of_name(effect.client_id), class_number, name=effect.client_id, exact=terms.limited,
+            credit=terms.receive_maximum, session=self.keeping.session.uin if self.keeping is not None else 0,
+            inside=Insider(tenant, self._clients.now) if tenant is not None else None,
         )  # fmt: skip
         will = connect.will
         if will is not None:
@@ -651,7 +658,7 @@ class MQTTConnection(ClientSession):
             self._clients.client_ids.gone(self.client_id, self, self._publishing.unacknowledged)
         if self.keeping is not None:
             self.keeping.end(effect.expiry_s)
-        self._clients.closed(self, _LOGOUT_REASONS.get(effect.reason, 1))
+        self._clients.closed(self, LOGOUT_REASONS.get(effect.reason, 1))
         if self.client_id is not None:
             self._clients.end_will(self, effect.publish_will)
         if self._transport is not None:
@@ -666,8 +673,7 @@ class MQTTConnection(ClientSession):
         """Drop the connection with everything untaken: a client that does not read would keep it in our memory and, after an
         ordinary close, for minutes in the kernel's."""
         if self._transport is not None:
-            sock: socket.socket = self._transport.get_extra_info("socket")
-            reset_at_close(sock)
+            reset_at_close(self._transport.get_extra_info("socket"))
             self._transport.abort()
 
     def _arm(self) -> None:
@@ -692,21 +698,3 @@ class MQTTConnection(ClientSession):
                 self.hold(Hold.QUOTA, min(self.access.owed(), MAX_HOLD_S))  # the time is over, and there may be debt left
             self._perform(self._session.timeout(self._clients.now()))
             self._arm()
-
-
-_IN_TURN = (
-    session_events.PublishMessages,
-    session_events.SubscribeFilters,
-    session_events.UnsubscribeFilters,
-    session_events.Close,
-)
-"""Effects that must not overtake those waiting for a callback: a client that publishes and leaves has published."""
-_LOGOUT_REASONS = {
-    CloseReason.KEEP_ALIVE: 2,
-    CloseReason.CONNECTION_LOST: 2,
-    CloseReason.SLOW_CONSUMER: 3,
-    CloseReason.DRAINING: 4,
-    CloseReason.TAKEN_OVER: 5,
-    CloseReason.REPLACED: 5,
-}
-"""Reason of a user's departure, as `Reason` of control.proto; 1 (left) otherwise."""

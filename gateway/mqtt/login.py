@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Protocol
+from typing import Final, Protocol
 
 from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.access.tenants.use import TenantUse
@@ -17,9 +17,16 @@ from cluster.mqtt.reason_codes import ReasonCode
 from cluster.trust.identity import Credentials, Identity
 from gateway.clients.access import check_will, code_of, credentials_of, foresee_will, open_user
 from gateway.clients.clients import Clients, Pending
+from gateway.mqtt.keeping import asked_expiry_s
+from gateway.sessions.service import Sessions
+from gateway.sessions.session import Session
 from gateway.tenants.packets import connect_outward
 from pixiu.errors import PixiuError
 from pixiu.ids import uin_of_name
+
+REFUSAL_DELAY_S: Final = 1.0
+"""A client that is refused because too many connect gets the refusal after half of this to all of it, seconds, at random: MQTT
+cannot give it a retry-after, and many try at once."""
 
 
 class Connecting(Pending, Protocol):
@@ -109,7 +116,8 @@ class Login:
         try:
             identity = guard.check_now(credentials)
             # With a tenant, what comes after the CONNECT has to wait for its names.
-            if identity is None or identity.tenant or self._clients.tickets is not None or connect.will is not None:
+            waits = self._clients.tickets is not None or connect.will is not None or self._keeps(connect)
+            if identity is None or identity.tenant or waits:
                 work = self._log_in_later(guard, credentials, identity, connect)
                 self._task = asyncio.get_running_loop().create_task(work)
                 return None

@@ -29,11 +29,13 @@ JOINS_A_STEP: Final = 32
 class Subscribing:
     """Subscribes and unsubscribes one MQTT client, within its rate."""
 
-    __slots__ = ("_client", "_clients", "_codes", "_counted", "_takes_mail")
+    __slots__ = ("_client", "_clients", "_codes", "_counted", "_takes_mail", "_wanted")
 
     def __init__(self, client: MQTTClient, clients: Clients) -> None:
         self._client, self._clients = client, clients
         self._takes_mail = False
+        self._wanted: dict[int, dict[str, ev.Wanted]] | None = None
+        """Packet ID of a SUBSCRIBE → its filters, in a session that outlives the connection."""
         self._counted = 0
         """Subscriptions that its tenant was charged."""
         self._codes: dict[int, dict[str, tuple[int, bool]]] = {}
@@ -74,6 +76,9 @@ class Subscribing:
     def subscribe(self, effect: SubscribeFilters) -> None:
         """Join filters; if one turn has no time for all, some now and the others in the paced queue."""
         if not self._has_places():
+            if effect.packet_id == RESTORED:
+                self.refuse(effect)
+                return
             names = [wanted.filter for wanted in effect.filters]
             self._codes[effect.packet_id] = dict.fromkeys(names, (ReasonCode.QUOTA_EXCEEDED, False))
             self.unsubscribe(UnsubscribeFilters(names))  # one that it had before is refused as well
@@ -149,8 +154,29 @@ class Subscribing:
             codes[name] = ReasonCode.QUOTA_EXCEEDED if refused else code
         if whole.user_refused:
             self._takes_mail = False
-        self._client.subscribed(whole.request, codes)
-        self.count()
+        if self._wanted is not None and self._client.keeping is not None:
+            wanted, there = self._wanted.pop(whole.request, {}), self._client.subscriptions or ()
+            # Those that the client has left since are answered, but not stored.
+            granted = [
+                wanted[name]._replace(qos=code) for name, code in codes.items() if code <= 2 and name in there and name in wanted
+            ]
+            self._client.keeping.subscribed(granted, partial(self._stored, whole.request, codes))
+        else:
+            self._client.subscribed(whole.request, list(codes.values()))
+            self.count()
+
+    def _stored(self, request: int, codes: dict[str, int], refused: dict[str, ReasonCode]) -> None:
+        """Answer a SUBSCRIBE in a session that outlives the connection, which is stored now."""
+        codes.update(refused)
+        if refused:
+            self._clients.step(ev.Leave(self._client.id, list(refused)))
+        if request != RESTORED:
+            self._client.subscribed(request, list(codes.values()))
+            self.count()
+        elif ReasonCode.QUOTA_EXCEEDED in codes.values():
+            self._client.end(CloseReason.UNANSWERED, BUSY)
+        elif lost := [name for name, code in codes.items() if code >= ReasonCode.UNSPECIFIED]:
+            self.revoked(lost, "")  # the rules have changed: MQTT has no message for it
 
     def is_allowed(self) -> bool:
         """True if the rules allow everything that the client has subscribed to."""

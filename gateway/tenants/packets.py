@@ -17,7 +17,7 @@ from functools import partial
 
 from cluster.access.tenants.names import TenantNames
 from cluster.access.tenants.use import TenantUse
-from cluster.mqtt.outbound import Delivery
+from cluster.mqtt.outbound import Delivery, KeptDelivery
 from cluster.mqtt.packets import Connect, Packet, Publish, Subscribe, Unsubscribe
 from cluster.mqtt.server import ServerSession
 
@@ -73,3 +73,21 @@ def delivered(use: TenantUse, messages: Sequence[Delivery], now: float) -> list[
         if topic and (use.take_out(message.qos, len(message.record), now) or message.retain):
             found.append(message._replace(topic=topic))
     return found
+
+
+def kept_delivered(use: TenantUse, messages: Sequence[KeptDelivery], now: float) -> tuple[list[KeptDelivery], list[int]]:
+    """Messages of a session's inbox in the tenant's names, and the packet identifiers of those that have no name there. One that
+    waits for its PUBREL needs none."""
+    found: list[KeptDelivery] = []
+    others: list[int] = []
+    for message in messages:
+        delivery = message.delivery
+        topic = use.names.inward(delivery.topic)
+        if topic and not message.released:
+            use.spend_out(1, len(delivery.record), now)
+            found.append(message._replace(delivery=delivery._replace(topic=topic)))
+        elif message.released:
+            found.append(message)
+        else:
+            others.append(message.packet_id)
+    return found, others

@@ -232,7 +232,7 @@ class TicketClient:
         if reply.uin != identity.uin or len(reply.ticket) != TICKET_BYTES:
             raise NotAuthenticated(OTHER_USER)
         if session_client and len(reply.session_ticket) != TICKET_BYTES:
-            raise Unavailable("the proxy sent no ticket for the session; connect again")
+            raise Unavailable("the proxy makes no tickets for sessions")
         self.tickets.put(reply.uin, reply.ticket, self._unix_s())
         await self._show(SHOWN.pack(reply.uin, reply.ticket), [each for each in self._streams.values() if each is not signer])
         return reply

@@ -125,28 +125,26 @@ def kick(
     ] = "",
     everybody: Annotated[bool, typer.Option("--all", help="Everybody who has logged in.")] = False,
     client: Annotated[str, typer.Option(help="The clients with this ID, as `pixiu sessions` shows it.", metavar="ID")] = "",
+    forget: Annotated[
+        bool, typer.Option("--forget", help="With --client: remove its session and what waits for it, too, connected or not.")
+    ] = False,
     tenant: Annotated[str, typer.Option(help="Everybody of this tenant.", metavar="NAME")] = "",
 ) -> None:
     """End sessions: of a user, of a client ID, of a tenant, of everybody who logged in by one authenticator or one key, or of
     everybody. They may log in again, unless a rule, the password file or the key set forbids it."""
     from cluster.access.kicks import Kick
 
-    kick_ = Kick(user, by, key, everybody, client, tenant)
+    kick_ = Kick(user, by, key, everybody, client, forget, tenant)
     kick_.check()
     asyncio.run(_kick(target, kick_.text()))
     if forget:  # of whoever was back before the session was removed: it must begin anew
         asyncio.run(_kick(target, replace(kick_, forget=False).text()))
     signed = f" ({key})" if key else ""
-    who = user or (
-        f"the client {client}"
-        if client
-        else f"the tenant {tenant}"
-        if tenant
-        else f"all who came by {by}{signed}"
-        if by
-        else "everybody"
-    )
-    print_text(f"all gateways and proxies were notified to end the sessions of {who}")
+    of_client = f"the client {client}{f' of {user}' if user else ''}"
+    of_many = f"the tenant {tenant}" if tenant else f"all who came by {by}{signed}" if by else "everybody"
+    who = of_client if client else user or of_many
+    what = "remove" if forget else "end"
+    print_text(f"all gateways and proxies were notified to {what} the sessions of {who}")
 
 
 async def _kick(target: str, request: str) -> None:

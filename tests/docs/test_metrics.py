@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.support.alerts import rules
 
 ROOT = Path(__file__).resolve().parents[2]
-ROLES = ("proxy", "router", "broker", "relay", "gateway", "xiu", "pi", "topic", "admin", "cluster", "nsqdoor")
+ROLES = ("proxy", "router", "broker", "relay", "gateway", "xiu", "pi", "topic", "admin", "bridge", "cluster", "nsqdoor")
 SOURCES = [path.read_text() for role in ROLES for path in (ROOT / role).rglob("*.py")]
 
 

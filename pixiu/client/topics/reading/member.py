@@ -27,7 +27,7 @@ from pixiu.client.login import refused_login
 from pixiu.client.messages.load_test import handling
 from pixiu.client.timeouts import within
 from pixiu.client.topics.described import refused
-from pixiu.client.topics.drafts import check_count, check_seconds
+from pixiu.client.topics.drafts import check_count, check_seconds, text_of
 from pixiu.client.topics.reading.member_core import (
     AskTopic,
     CloseMember,
