@@ -66,7 +66,10 @@ class World(Simulation):
     def inbox(self, uin: int, lane: int = 1) -> list[int]:
         """SnowflakeIDs in an inbox, in its order."""
         stored = {number: identity for xiu in self.xius for identity, (number, _) in xiu.stored.items()}
-        (model,) = [pi for pi in self.pis if pi.serves(uin)]
+        serving = [pi for pi in self.pis if pi.serves(uin)]
+        if not serving:  # its child is not open yet: its parent has what there is
+            serving = [pi for pi in self.pis if (uin, lane) in pi.inboxes]
+        model = serving[0]
         return [stored[number] for number in model.inboxes.get((uin, lane), [])]
 
     def double_pis(self) -> None:

@@ -130,7 +130,7 @@ FAULTS: Final[dict[str, Fault]] = {
         pi.store.machine.Machine, "_opened", (("store.sync()", "pass"),), 0, killed=("inboxes/data.mdb", -1)
     ),
     "Pi: pages are not synced before their root": Fault(
-        pi.store.store.StateStore, "__init__", (("metasync=False", "sync=False"),), 0
+        pi.store.store.StateStore, "__init__", (("metasync=False", "sync=False"),), 8
     ),
     "Xiu: the name of a loaded store is not synced": Fault(
         xiu.store.machine, "_rename", (("    sync_directory(name.parent)\n", ""),), 7,
@@ -183,13 +183,13 @@ FAULTS: Final[dict[str, Fault]] = {
         cluster.replication.storage.segment, "decode_one", (("zlib.crc32(data[offset + 8 : behind]) != crc", "False"),), 5
     ),
     "an opening seals nothing": Fault(
-        _Log, "_make_durable", (("self.last.counter > max(seal, self.first.counter)", "False"),), 10
+        _Log, "_make_durable", (("self.last.counter > max(seal, self.first.counter)", "False"),), 4
     ),
     # No fault here lets a sync under way seal beyond a cut: no run has such a cut. A follower gets entries from a leader that it
     # has answered, which it does when its promise is durable, and every older entry with it. `test_log.py` has such a sync.
     "the seal stays beyond a cut": Fault(_Log, "cut", (("self._wanted.seal.counter > after", "False"),), 8),
     "Pi: a snapshot takes its place before it is synced": Fault(
-        pi.store.machine, "install", (("os.fsync(file.fileno())", "pass"),), 10, "inboxes"
+        pi.store.machine, "install", (("os.fsync(file.fileno())", "pass"),), 30, "inboxes"
     ),
     "an opening syncs no names": Fault(
         _Log, "_make_durable", (("sync_directory(self.directory)", "pass"),), 0, killed=("replica/log", -1),
