@@ -22,7 +22,7 @@ from tests.sim.cluster.stores import BrokerProcess, RouterProcess
 from tests.sim.cluster.world import HEARTBEAT_S, World
 from tests.support.effort import runs
 
-SEEDS = runs("PIXIU_SIM_SEEDS", local=3, ci=40)
+SEEDS = runs("PIXIU_SIM_SEEDS", local=3, ci=15)
 ROOMS = range(101, 117)
 """Rooms in which nobody is."""
 MARKS, FAULTS, FAULTS_S, CALM_S, HEARTBEATS = 120, 5, 14.0, 24.0, 6
