@@ -9,7 +9,6 @@ Source: docs/nsq.md.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import zlib
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -181,8 +180,7 @@ class NsqConnection(asyncio.Protocol):
         pause = self._slow or (self.session.held and not self.session.begins_tls)
         if pause is not self._paused:
             self._paused = pause
-            with contextlib.suppress(RuntimeError, NotImplementedError):
-                (self._transport.pause_reading if pause else self._transport.resume_reading)()
+            (self._transport.pause_reading if pause else self._transport.resume_reading)()
             if not pause and self._compressed:
                 self._loop.call_soon(self._decompress)
         if self.consumer is not None:

@@ -34,12 +34,11 @@ from typing import Any
 from benchmarks.clients.connection import FAILURE, Connection, Lost, Refused, Session, connect
 from benchmarks.clients.strangers import strangers
 from benchmarks.clients.watching import Memory, Victims
-from benchmarks.clusters.growth import folder_of, say
+from benchmarks.clusters.growth import play, say
 from cluster.mqtt.packets import MQTT_5, Dialect, Publish, Will
 from tests.history.mqtt import judge as history
 from tests.history.mqtt.judge import Fault, Note, judge
 from tests.support.cluster import LocalCluster, running_cluster
-from tests.support.shared_zookeeper import end_shared_server
 
 SHAPE = [
     "--proxies=2", "--gateways=3", "--brokers=2", "--broker-replicas=1", "--routers=1", "--router-replicas=2", "--relays=1",
@@ -371,16 +370,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     arguments.kinds = arguments.kinds or KINDS + KINDS_OF_STORES * arguments.persistent
-    with folder_of(arguments.keep) as folder:
-        try:
-            figures, problems = asyncio.run(run(arguments, folder))
-        finally:
-            end_shared_server()
-    if arguments.json:
-        print(json.dumps({"figures": figures, "problems": problems}, ensure_ascii=False))
-    else:
-        print(*(f"{name}: {value}" for name, value in figures.items()), *problems, sep="\n")
-    return 1 if problems else 0
+    return play(run, arguments)
 
 
 if __name__ == "__main__":

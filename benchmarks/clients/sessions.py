@@ -24,7 +24,6 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import random
 import sys
@@ -37,12 +36,11 @@ from typing import Any
 from benchmarks.clients.connection import FAILURE, Connection, Lost, Refused, Session, connect
 from benchmarks.clients.random_clients import STORES, logs_with_tracebacks
 from benchmarks.clients.watching import Memory, Victims, counters, cpu_s
-from benchmarks.clusters.growth import folder_of, say
+from benchmarks.clusters.growth import play, say
 from cluster.mqtt.packets import MQTT_3_1_1, MQTT_5, Publish
 from tests.history.mqtt.backlog import Came, Wanted, judge_backlog
 from tests.history.mqtt.judge import matches
 from tests.support.cluster import LocalCluster, running_cluster
-from tests.support.shared_zookeeper import end_shared_server
 
 SHAPE = [
     "--proxies=2", "--gateways=3", "--brokers=2", "--broker-replicas=1", "--routers=1", "--router-replicas=2", "--relays=1",
@@ -389,16 +387,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     arguments.kinds = () if arguments.kinds == "none" else tuple(arguments.kinds.split(","))
-    with folder_of(arguments.keep) as folder:
-        try:
-            figures, problems = asyncio.run(run(arguments, folder))
-        finally:
-            end_shared_server()
-    if arguments.json:
-        print(json.dumps({"figures": figures, "problems": problems}, ensure_ascii=False))
-    else:
-        print(*(f"{name}: {value}" for name, value in figures.items()), *problems, sep="\n")
-    return 1 if problems else 0
+    return play(run, arguments)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ from typing import Any
 
 from benchmarks.clients.connection import Connection, Lost, Refused, Session, connect
 from benchmarks.clients.watching import anonymous_mib, cpu_s, percentile
+from benchmarks.clusters.growth import tell
 from cluster.mqtt.packets import Publish
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.shared_zookeeper import end_shared_server
@@ -389,12 +390,7 @@ def main() -> int:
             figures = asyncio.run(run(arguments, Path(name)))
         finally:
             end_shared_server()
-    wrong = problems(figures, arguments.aim_s)
-    if arguments.json:
-        print(json.dumps({"figures": figures, "problems": wrong}, ensure_ascii=False))
-    else:
-        print(*(f"{name}: {value}" for name, value in figures.items()), *wrong, sep="\n")
-    return 1 if wrong else 0
+    return tell(figures, problems(figures, arguments.aim_s), as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ from tests.history.violation import Limits, Rule
 from tests.support.cluster import LAYOUT, LAYOUTS, PIXIU, running_cluster, wait_for
 from tests.support.live_traffic import LiveTraffic
 from tests.support.mail_history import REFUSED_BYTES, Traffic
+from tests.support.shared_zookeeper import end_shared_server
 from tools.cli.http import fetch, samples
 
 ROLES = ("router", "broker", "relay", "xiu", "pi")
@@ -341,6 +342,33 @@ def folder_of(keep: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
+
+
+Run = Callable[[argparse.Namespace, Path], Coroutine[Any, Any, tuple[dict[str, Any], list[str]]]]
+
+
+def play(run: Run, arguments: argparse.Namespace) -> int:
+    """Run a benchmark in a folder of its own, and print what it found. Returns its exit code.
+
+    Args:
+        run: gives figures by name, and broken promises.
+        arguments: has `keep` and `json`.
+    """
+    with folder_of(arguments.keep) as folder:
+        try:
+            figures, problems = asyncio.run(run(arguments, folder))
+        finally:
+            end_shared_server()
+    return tell(figures, problems, as_json=arguments.json)
+
+
+def tell(figures: Mapping[str, Any], problems: Sequence[str], *, as_json: bool) -> int:
+    """Print figures and broken promises. Returns the exit code: 1 if there are any of these."""
+    if as_json:
+        print(json.dumps({"figures": figures, "problems": problems}, ensure_ascii=False))
+    else:
+        print(*(f"{name}: {value}" for name, value in figures.items()), *problems, sep="\n")
+    return 1 if problems else 0
 
 
 def main() -> int:

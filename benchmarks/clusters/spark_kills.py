@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import pixiu
-from benchmarks.clusters.growth import folder_of, say
+from benchmarks.clusters.growth import play, say
 from pixiu.placement.slots import SLOTS
 from tests.support.cluster import running_cluster
-from tests.support.shared_zookeeper import end_shared_server
 
 SHAPE = [f"--{name}=1" for name in ("brokers", "broker-replicas", "routers", "router-replicas", "gateways", "proxies", "admins")]
 SHAPE += ["--relays=0", "--topics=2", "--topic-replicas=2"]
@@ -228,16 +227,7 @@ def main() -> int:
     if arguments.drive:
         drive(arguments.drive[0], Path(arguments.drive[1]), arguments.end)
         return 0
-    with folder_of(arguments.keep) as folder:
-        try:
-            figures, problems = asyncio.run(run(arguments, folder))
-        finally:
-            end_shared_server()
-    if arguments.json:
-        print(json.dumps({"figures": figures, "problems": problems}, ensure_ascii=False))
-    else:
-        print(*(f"{name}: {value}" for name, value in figures.items()), *problems, sep="\n")
-    return 1 if problems else 0
+    return play(run, arguments)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,30 +18,32 @@ from cluster.links.api import PeerState
 from cluster.membership import events as ev
 from cluster.routers.kept_client import KeptClient
 from cluster.wire.v1 import kept_pb2, kept_pb2_grpc
-from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.errors import Overloaded, Unavailable
 from pixiu.ids import ALL_TOPICS, EndpointID, topic_room
 from router.core import Core
 from router.kept.service import SWEEP_S, KeptService, entry_of
+from tests.router.replicas import ServedReplica
 
 BROKER = EndpointID(20)
 DAY_MS = 86_400_000
 LOG = structlog.get_logger()
 
 
-class Replica:
-    """A router's kept filters and its core at a port of their own. What the core sends to a broker is settled as the test says."""
+class Replica(ServedReplica):
+    """A router's kept filters and its core. What the core sends to a broker is settled as the test says."""
 
     def __init__(self, world: World, number: int) -> None:
-        self.world, self.endpoint = world, EndpointID(100 + number)
-        self.folder = world.folder / str(number)
-        self.node: Node | None = None
-        self.rule = (0, 1)
+        super().__init__(world.folder, number)
+        self.world = world
         self.held: list[int] = []
         """Tokens of what was sent to the broker and is not settled."""
 
-    async def start(self, state: NodeState = NodeState.RUNNING) -> None:
+    def all(self) -> Sequence[ServedReplica]:
+        return self.world.replicas
+
+    def make(self, server: grpc.aio.Server) -> None:
         self.core = Core(
             endpoint=self.endpoint, partition=self.rule[0], heartbeat_s=1.0, dead_after=4, poll_interval_s=60.0, gone_gateway_s=60.0
         )  # fmt: skip
@@ -57,19 +59,15 @@ class Replica:
             lowest=lambda: self.endpoint == 100,
             folder=self.folder,
             peers=self.peers,
-            sources=lambda: [node for node in self.sources() if node.state is NodeState.RUNNING],
+            sources=self.running_sources,
             rule=lambda: self.rule,
             log=LOG,
         )
-        await self.service.load()
-        self.server = grpc.aio.server()
-        kept_pb2_grpc.add_KeptServicer_to_server(self.service, self.server)
-        port = self.server.add_insecure_port("127.0.0.1:0")
-        await self.server.start()
-        self.node = Node("router", self.rule[0], 0, state, "127.0.0.1", port, 0, self.endpoint, 0, "test", "", 0)
-        await self.service.catch_up()
+        kept_pb2_grpc.add_KeptServicer_to_server(self.service, server)
+
+    async def caught_up(self) -> None:
+        await super().caught_up()
         await self.service.mark_all()
-        self.node = replace(self.node, state=NodeState.RUNNING)
 
     def step(self, event: ev.Event) -> None:
         for effect in self.core.step(event, time.monotonic()):
@@ -85,19 +83,6 @@ class Replica:
     def settle(self) -> None:
         tokens, self.held = self.held, []
         self.step(Settled([(token, True) for token in tokens]))
-
-    def peers(self) -> list[Node]:
-        others = [each for each in self.world.replicas if each is not self and each.rule == self.rule]
-        return [each.node for each in others if each.node is not None]
-
-    def sources(self) -> list[Node]:
-        """The peers; a child has its parent."""
-        return self.peers() or [each.node for each in self.world.replicas if each is not self and each.node is not None]
-
-    async def stop(self) -> None:
-        self.node = None
-        await self.server.stop(None)
-        await self.service.close()
 
 
 class World:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,59 +15,39 @@ from cluster.links.api import PeerState
 from cluster.wire.v1 import retained_pb2_grpc
 from gateway import events as ev
 from gateway.retained.client import Listed, RetainedClient
-from pixiu.discovery.node import Node, NodeState
+from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import Overloaded, PixiuError
-from pixiu.ids import EndpointID, snowflake, topic_room
+from pixiu.ids import snowflake, topic_room
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.record import Flag, Kind, encode, with_topic
 from router.retained.service import RetainedService
+from tests.router.replicas import ServedReplica
 
 LOG = structlog.get_logger()
 
 
-class Replica:
-    """A router's retained messages at a port of their own."""
+class Replica(ServedReplica):
+    """A router's retained messages."""
 
     def __init__(self, world: World, number: int) -> None:
-        self.world, self.endpoint = world, EndpointID(100 + number)
-        self.folder = world.folder / str(number)
-        self.node: Node | None = None
-        self.rule = (0, 1)
+        super().__init__(world.folder, number)
+        self.world = world
 
-    async def start(self, state: NodeState = NodeState.RUNNING) -> None:
+    def all(self) -> Sequence[ServedReplica]:
+        return self.world.replicas
+
+    def make(self, server: grpc.aio.Server) -> None:
         self.service = RetainedService(
             max_messages=self.world.max_messages,
             max_bytes=1 << 20,
             folder=self.folder,
             peers=self.peers,
-            sources=lambda: [node for node in self.sources() if node.state is NodeState.RUNNING],
+            sources=self.running_sources,
             rule=lambda: self.rule,
             log=LOG,
         )
-        await self.service.load()
-        self.server = grpc.aio.server()
-        retained_pb2_grpc.add_RetainedServicer_to_server(self.service, self.server)
-        port = self.server.add_insecure_port("127.0.0.1:0")
-        await self.server.start()
-        self.node = Node("router", self.rule[0], 0, state, "127.0.0.1", port, 0, self.endpoint, 0, "test", "", 0)
-        await self.service.catch_up()
-        self.node = replace(self.node, state=NodeState.RUNNING)
-
-    def peers(self) -> list[Node]:
-        others = [each for each in self.world.replicas if each is not self and each.rule == self.rule]
-        return [each.node for each in others if each.node is not None]
-
-    def sources(self) -> list[Node]:
-        """The peers; a child has its parent."""
-        return self.peers() or [each.node for each in self.world.replicas if each is not self and each.node is not None]
-
-    async def stop(self, *, forget: bool = True) -> None:
-        """End it. `forget`: the others note that it is gone."""
-        if forget:
-            self.node = None
-        await self.server.stop(None)
-        await self.service.close()
+        retained_pb2_grpc.add_RetainedServicer_to_server(self.service, server)
 
 
 class World:
