@@ -315,6 +315,7 @@ class Core(EventTable[ev.Effect]):
                 continue
             identity = record[SNOWFLAKE_AT:SENDER_AT]
             if identity in seen or identity in before:
+                seen.add(identity)
                 self.counters.duplicates += 1
                 continue
             body = intact_body(record)
@@ -386,6 +387,7 @@ class Core(EventTable[ev.Effect]):
                 continue
             identity = inner[SNOWFLAKE_AT:KEY_AT] + group.to_bytes(8, "little")
             if identity in self.dedupe.current or identity in self.dedupe.before:
+                self.dedupe.current.add(identity)
                 self.counters.duplicates += 1
             elif self.shared.take(broker, group, inner, body):
                 self.dedupe.current.add(identity)

@@ -71,6 +71,8 @@ class Delivery(NamedTuple):
     """End of the record's lifetime, Unix milliseconds; 0: it has none. The message's own expiry is in its properties."""
     shared: int = 0
     """Number to acknowledge it by, if it is of a shared subscription and has QoS 1 or 2: `SharedAcknowledged`; 0 otherwise."""
+    early: bool = False
+    """True if it came before the filter was kept that it is for, so that the session's inbox may have it, too."""
 
 
 class KeptDelivery(NamedTuple):
@@ -229,7 +231,7 @@ class Outbound:
 
     def packet(self, message: Delivery, now_ms: int, packet_id: int = 0, *, dup: bool = False) -> bytes:
         """Make the PUBLISH of a message that is sent now; empty if it is left out. packet_id: 0: a free one, where it has any."""
-        record, topic, qos, retain, identifiers, expires_at_ms, shared = message
+        record, topic, qos, retain, identifiers, expires_at_ms, shared, _ = message
         terms, counters = self._terms, self._counters
         bounds = body_bounds(record)
         carried = carried_by(record)

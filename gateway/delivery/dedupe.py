@@ -1,10 +1,11 @@
 """Identities of recently delivered messages, by which repeats are dropped. Pure.
 
-Repeats come three to ten seconds late: after a broker was silent, a publisher's stream stalled, or a proxy died. Two generations
-are kept, each for `WINDOW_S`, so everything is remembered for at least that long at any rate. Only at the bound of messages is the
-time shorter, and that is counted.
+Repeats come three to ten seconds late: after a broker was silent, a publisher's stream stalled, or a proxy died. A publisher
+whose session outlives its connection repeats what was not acknowledged when it is back. Two generations are kept, each for
+`WINDOW_S`, and for `LONG_S` while it has fewer than `FEW` messages. So everything is remembered for at least `WINDOW_S` at any
+rate. Only at the bound of messages is the time shorter, and that is counted.
 
-        before │ current        at `turn`, when current is WINDOW_S old or full:   before := current, current := {}
+        before │ current        at `turn`, when current is old enough or full:   before := current, current := {}
 
 Source: docs/promises.md; docs/architecture.md, "A message to a room".
 """
@@ -14,7 +15,11 @@ from __future__ import annotations
 from typing import Final
 
 WINDOW_S: Final = 15.0
-"""Longer than any sender repeats a message on its own, seconds."""
+"""Longer than any server repeats a message on its own, seconds."""
+LONG_S: Final = 300.0
+"""Time after which a generation ends, however few its messages, seconds."""
+FEW: Final = 100_000
+"""Messages of a generation, 10 MB, that need no space urgently."""
 MAX_MESSAGES: Final = 1_000_000
 """Messages in one generation, about 100 bytes each. Policy: at the bound the older generation is forgotten early."""
 
@@ -22,7 +27,8 @@ MAX_MESSAGES: Final = 1_000_000
 class Dedupe:
     """Identities of messages: SnowflakeID and key, as 16 bytes.
 
-    A loop over a batch checks `current` and `before` itself, and adds to `current` what it delivers.
+    A loop over a batch checks `current` and `before` itself, and adds to `current` what it delivers and each repeat, since another
+    one may follow.
     """
 
     __slots__ = ("_begun", "_max", "before", "current", "forgotten_early")
@@ -40,9 +46,10 @@ class Dedupe:
 
     def turn(self, now: float) -> None:
         """Note the time of a batch, monotonic seconds, and change generations if due."""
-        if now - self._begun < WINDOW_S and len(self.current) < self._max:
+        age, count = now - self._begun, len(self.current)
+        if age < (WINDOW_S if count >= FEW else LONG_S) and count < self._max:
             return
-        if now - self._begun < WINDOW_S:
+        if age < WINDOW_S:
             self.forgotten_early += len(self.before)
-        self.before = self.current if now - self._begun < 2 * WINDOW_S else set()
+        self.before = self.current if age < 2 * LONG_S else set()
         self.current, self._begun = set(), now

@@ -176,7 +176,11 @@ class FanOut:
                 if publisher == connection:
                     continue
             as_published = retain and grant.retain_as_published
-            self.each(connection, ev.Delivery(record, topic, min(qos, grant.qos), as_published, grant.identifiers, expires_at_ms))
+            early = grant.kept and qos > 0
+            self.each(
+                connection,
+                ev.Delivery(record, topic, min(qos, grant.qos), as_published, grant.identifiers, expires_at_ms, early=early),
+            )
 
 
 def expires_at_ms_of(record: bytes) -> int:
@@ -184,7 +188,12 @@ def expires_at_ms_of(record: bytes) -> int:
     lifetime_min = record[LIFETIME_AT] | record[LIFETIME_HIGH_AT] << 8
     if not lifetime_min:
         return 0
-    return snowflake_time_ms(int.from_bytes(record[SNOWFLAKE_AT:KEY_AT], "little")) + lifetime_min * 60_000
+    return sent_at_ms_of(record) + lifetime_min * 60_000
+
+
+def sent_at_ms_of(record: bytes) -> int:
+    """Unix milliseconds at which a record's gateway took it."""
+    return snowflake_time_ms(int.from_bytes(record[SNOWFLAKE_AT:KEY_AT], "little"))
 
 
 def publish_packet(head: bytes, body: bytes) -> bytes:

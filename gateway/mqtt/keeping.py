@@ -5,6 +5,7 @@ Source: docs/mqtt.md, "Sessions".
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Protocol
 
@@ -14,6 +15,7 @@ from cluster.mqtt.packets import MQTT_5, Connect
 from cluster.mqtt.properties import Property, number
 from cluster.mqtt.reason_codes import ReasonCode
 from gateway import events as ev
+from gateway.delivery.fan_out import sent_at_ms_of
 from gateway.mail.run import MailRun
 from gateway.sessions.service import Sessions
 from gateway.sessions.session import Session, is_keepable
@@ -63,12 +65,16 @@ def asked_expiry_s(connect: Connect) -> int:
 class Keeping:
     """The session of one connection."""
 
-    __slots__ = ("_client", "_early", "_sessions", "_step", "session")
+    __slots__ = ("_client", "_early", "_joining", "_kept_at_ms", "_sessions", "_step", "session")
 
     def __init__(self, client: KeptClient, sessions: Sessions, session: Session, step: Callable[[ev.Event], None]) -> None:
         self._client, self._sessions, self._step, self.session = client, sessions, step, session
         self._early: list[tuple[Sequence[MailRun], bool]] | None = [] if session.filters else None
         """Messages that came before the rules were asked about the restored filters; None: they were."""
+        self._joining: set[int] = set()
+        """Packet IDs of SUBSCRIBEs that are not answered."""
+        self._kept_at_ms = 0
+        """Time since which every filter is kept, Unix milliseconds."""
 
     @property
     def kept(self) -> Kept:
@@ -94,6 +100,17 @@ class Keeping:
             self.acknowledge(taken.over)
         if taken.kept or anew:
             self._client.deliver_kept(taken.kept, anew)
+
+    def live(self, messages: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Messages that came live, without those that the inbox may have, too. They were published before the SUBACK: a broker
+        passed them on before it knew their room's mark, with others that it refused, so that their proxy asked for them as well."""
+        if not any(message.early for message in messages):
+            return messages
+        return [message for message in messages if not (message.early and self._is_older(message.record))]
+
+    def _is_older(self, record: bytes) -> bool:
+        """True if a record was published before all filters were kept."""
+        return bool(self._joining) or sent_at_ms_of(record) <= self._kept_at_ms
 
     def restored(self, denied: Iterable[str]) -> None:
         """Pass on what waited for the rules, without what only filters match that they deny now."""
@@ -154,11 +171,17 @@ class Keeping:
         qos = max(wanted.qos, 1) if self._sessions.is_important(parsed.name) else wanted.qos
         return wanted._replace(qos=qos, kept=qos > 0)
 
-    def subscribed(self, filters: Sequence[Wanted], answer: Callable[[dict[str, ReasonCode]], None]) -> None:
+    def subscribing(self, packet_id: int) -> None:
+        """Note that filters of a SUBSCRIBE are being joined."""
+        self._joining.add(packet_id)
+
+    def subscribed(self, packet_id: int, filters: Sequence[Wanted], answer: Callable[[dict[str, ReasonCode]], None]) -> None:
         """Store filters that were joined, then answer with those that are refused after all."""
 
         async def keep() -> None:
             refused = await self._sessions.keep(self.session, filters)
+            self._joining.discard(packet_id)
+            self._kept_at_ms = time.time_ns() // 1_000_000
             if self._client.is_open:
                 answer(dict.fromkeys(refused, ReasonCode.QUOTA_EXCEEDED))
 

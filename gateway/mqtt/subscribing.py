@@ -160,7 +160,7 @@ class Subscribing:
             granted = [
                 wanted[name]._replace(qos=code) for name, code in codes.items() if code <= 2 and name in there and name in wanted
             ]
-            self._client.keeping.subscribed(granted, partial(self._stored, whole.request, codes))
+            self._client.keeping.subscribed(whole.request, granted, partial(self._stored, whole.request, codes))
         else:
             self._client.subscribed(whole.request, list(codes.values()))
             self.count()
@@ -203,6 +203,8 @@ class Subscribing:
         channels: list[ev.Wanted] = []
         chat = mail = False
         keeping = client.keeping
+        if keeping is not None:
+            keeping.subscribing(effect.packet_id)
         for wanted in effect.filters[first : first + JOINS_A_STEP]:
             name = wanted.filter
             if keeping is not None:

@@ -172,8 +172,19 @@ def test_a_repeat_is_known_for_15_seconds_whatever_came_meanwhile() -> None:
     for start in range(0, 240_000, 20_000):
         delivered(core, 101.0 + start / 20_000, *(room(42, number, b"") for number in range(start + 2, start + 20_002)))
     assert delivered(core, 114.9, room(42, 1)) == 0
-    assert delivered(core, 140.0, room(42, 999_999)) == 1
+    assert delivered(core, 1000.0, room(42, 999_999)) == 1
     assert len(core.dedupe) == 1, "what is older than two windows is forgotten"
+
+
+def test_a_repeat_is_known_for_five_minutes_where_few_messages_come_and_as_long_again() -> None:
+    """A publisher with a session was away for twenty seconds, and its second repeat came after one that was dropped."""
+    core = gateway()
+    joined(core, 1, 7, 42)
+    assert delivered(core, 100.0, room(42, 1), room(42, 2)) == 2
+    for now in range(110, 700, 10):
+        assert delivered(core, float(now), room(42, now)) == 1
+        assert delivered(core, float(now), room(42, 1)) == 0, now
+    assert delivered(core, 700.0, room(42, 2)) == 1
 
 
 def test_the_dedupe_is_bounded_and_says_what_it_forgets_early() -> None:

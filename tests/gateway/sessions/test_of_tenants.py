@@ -12,6 +12,7 @@ import pytest
 from cluster.access.login_guard import LoginGuard
 from cluster.core import log
 from cluster.mqtt import codec
+from cluster.mqtt.outbound import Delivery as Outbound
 from cluster.mqtt.packets import MQTT_5, Connack, Connect, Disconnect, Publish, Suback, Subscribe
 from cluster.mqtt.properties import Property
 from cluster.mqtt.properties_in_records import origin_of
@@ -24,7 +25,7 @@ from gateway.mqtt.keeping import Keeping
 from gateway.sessions.queue import SessionState
 from gateway.sessions.service import Sessions
 from gateway.sessions.states import NoteName, SessionNote
-from pixiu.ids import session_uin
+from pixiu.ids import session_uin, snowflake
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.envelope import Delivery
@@ -121,6 +122,23 @@ def mail(number: int, place: int, topic: str) -> Delivery:
     origin = origin_of(1, retain=False)
     record = encode(Kind.MAIL, 1, with_topic(topic, b"x"), place, flags=Flag.TOPIC, origin=origin)
     return Delivery(place, place, number, 1, 1, 1, 0, record)
+
+
+def live(number: int, sent_ms: int) -> Outbound:
+    """A message of QoS 1 that a broker passed on without the flag KEPT."""
+    record = encode(Kind.ROOM, 1, with_topic("acme/a", b"%d" % number), snowflake(sent_ms, 1, number), flags=Flag.TOPIC)
+    return Outbound(record, b"acme/a", 1, False, early=True)
+
+
+async def test_what_came_live_before_its_filter_was_kept_is_left_to_the_inbox(cluster: Cluster) -> None:
+    """It came twice: a broker passed it on before it knew the mark, and its proxy stored it after another broker had the mark."""
+    long_ago = time.time_ns() // 1_000_000 - 1000
+    connection, wire = await cluster.connect("acme", "a")
+    connection.deliver_each([live(1, long_ago), live(2, long_ago + 3_600_000), live(3, long_ago)._replace(early=False)])
+    connection.data_received(codec.encode(Subscribe(2, (("b", 1),)), MQTT_5))
+    connection.deliver_each([live(4, long_ago + 3_600_000)])
+    connection.flush()
+    assert [packet.payload for packet in sent(wire, Publish)] == [b"2", b"3"]
 
 
 async def test_an_inbox_is_the_tenants_own_and_says_its_names(cluster: Cluster) -> None:
