@@ -5,8 +5,9 @@
                      └── lost, unanswered, or the proxy is gone: the same IDs, before the rest
 
 The messages of a key are in one batch at a time; what comes meanwhile leaves when that batch is resolved. So they reach the
-brokers in order, whatever is lost on the way and whichever proxies carry them. What is sent again keeps its ID: gateways drop what
-they have seen. A message whose sender's time is over does not leave: its client may have sent later ones by another gateway.
+brokers in order, whatever is lost on the way and whichever proxies carry them. One that is refused for now takes its sender's
+messages behind it along. What is sent again keeps its ID: gateways drop what they have seen. A message whose sender's time is over
+does not leave: its client may have sent later ones by another gateway.
 
 Source: docs/architecture.md, "A message to a room".
 """
@@ -21,7 +22,7 @@ from typing import Final
 from cluster.core.contract import NEVER, SendControl
 from cluster.wire.v1 import control_pb2
 from gateway import events as ev
-from pixiu.errors import Dropped, PixiuError, error_of_code
+from pixiu.errors import Draining, Dropped, Overloaded, PixiuError, Unavailable, error_of_code
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.rpc.backoff import Backoff
@@ -38,6 +39,9 @@ FIRST_REST_S: Final = 0.1
 MAX_REST_S: Final = 5.0
 """First and last rest of a proxy whose link loses one batch after the other, seconds; it doubles, less jitter."""
 NOBODY: Final = EndpointID(0)
+AGAIN: Final = (Overloaded, Unavailable, Draining, Dropped)
+"""Errors after which a sender sends a message again."""
+BEHIND: Final = "it waits for one before it to the same room, which was lost or refused for now"
 LEFT: Final = "its client has left, and may have sent later ones by another gateway"
 
 
@@ -142,9 +146,24 @@ class Confirming:
             error = error_of_code(failure.code, failure.text, failure.retry_after_ms)
             for position in range(max(failure.first, 1), min(failure.last, len(errors)) + 1):
                 errors[position - 1] = error
-        self.unresolved -= len(errors)
+        over = list(zip(batch.messages, errors, strict=True))
+        over += self._behind(over)
+        self.unresolved -= len(over)
         self._release(event.number)
-        out.append(ev.Resolved(list(zip(batch.messages, errors, strict=True))))
+        out.append(ev.Resolved(over))
+
+    def _behind(self, over: list[tuple[ev.Confirmable, PixiuError | None]]) -> list[tuple[ev.Confirmable, PixiuError | None]]:
+        """Take out what waits behind messages that were lost or refused for now: the same senders' for the same keys. It is sent
+        again after these; if it left now, it would overtake them."""
+        failed = {(message.key, message.sender) for message, error in over if isinstance(error, AGAIN)}
+        taken: list[tuple[ev.Confirmable, PixiuError | None]] = []
+        for key in dict.fromkeys(key for key, sender in failed if sender is not ev.NO_SENDER):
+            waiting = self._waiting[key]
+            behind = [message for message in waiting if message.sender is not ev.NO_SENDER and (key, message.sender) in failed]
+            if behind:
+                taken += [(message, Unavailable(BEHIND)) for message in behind]
+                self._waiting[key] = deque(message for message in waiting if message not in behind)
+        return taken
 
     def settled(self, number: int, handled: bool, now: float) -> bool:
         """Note whether a proxy got a batch. Returns False if the number is none of an unanswered batch."""

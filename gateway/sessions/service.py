@@ -147,7 +147,8 @@ class Sessions:
             if state.exists or state.waiting:
                 await self.store.clear(number, generation)
             if before is not None:
-                self._background(self._remove(Session(before, generation, present=False)))
+                # Below the entries of the new session, of which removed ones would win.
+                self._background(self._remove(Session(before, generation - 1, present=False)))
         connected = present and before is not None and before.connected
         note = before if present and before is not None else SessionNote(client_id, uin, expiry_s)
         note.expiry_s = expiry_s

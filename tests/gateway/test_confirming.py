@@ -166,6 +166,34 @@ def test_what_waits_when_its_sender_is_over_leaves_no_more(how: str) -> None:
     assert (bench.core.unresolved, bench.core._waiting) == (0, {})
 
 
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "OVERLOADED", "DRAINING", "DROPPED"])
+def test_what_is_refused_for_now_takes_its_senders_messages_behind_it_along(code: str) -> None:
+    """They left while it waited for its pause, were accepted, and it came out of order, or closed its client's connection."""
+    bench, own, others = Bench(A), ev.Sender(1), ev.Sender(2)
+    first = bench.offer(ROOM, sender=own) + bench.offer(ROOM, sender=others)
+    assert bench.flush() == [(A.endpoint, 1, first)]
+    behind, elsewhere = bench.offer(ROOM, ROOM, sender=own), bench.offer(OTHER, sender=own)
+    stranger, nobodys = bench.offer(ROOM, sender=others), bench.offer(ROOM)
+    assert bench.flush() == [(A.endpoint, 2, elsewhere)]
+    bench.answer(A, 1, (1, 1, code, 100))
+    assert bench.outcomes == [(first[0], code), (first[1], ""), *((number, "UNAVAILABLE") for number in behind)]
+    assert bench.flush() == [(A.endpoint, 3, stranger + nobodys)]
+    bench.answer(A, 2)
+    bench.answer(A, 3, (2, 2, code, 100))
+    assert bench.core.unresolved == 0
+    assert bench.offer(ROOM)
+    assert len(bench.flush()) == 1
+
+
+def test_what_a_refusal_for_good_leaves_behind_goes_on() -> None:
+    bench, own = Bench(A), ev.Sender(1)
+    bench.offer(ROOM, sender=own)
+    bench.flush()
+    behind = bench.offer(ROOM, sender=own)
+    bench.answer(A, 1, (1, 1, "NOT_ALLOWED", 0))
+    assert bench.flush() == [(A.endpoint, 2, behind)]
+
+
 def test_an_answer_of_another_proxy_counts_for_nothing() -> None:
     bench = Bench(A, B)
     bench.offer(ROOM)

@@ -77,6 +77,20 @@ async def test_a_session_stays_that_a_client_resumes_while_it_is_being_removed(
     assert not max(cluster.entries, key=lambda entry: entry.version).removed
 
 
+async def test_a_filter_that_a_clean_start_brings_back_is_kept_however_late_the_old_one_is_removed(cluster: Cluster) -> None:
+    """Its removal had the version of the new entry, and of two with one version the removed one wins."""
+    sessions = cluster.sessions
+    session = await sessions.begin(7, "phone", EXPIRY_S, clean=False)
+    await sessions.keep(session, [Wanted("a", 1)])
+    sessions.end(session, -1)
+    await until(lambda: not sessions.unfinished)
+    again = await sessions.begin(7, "phone", EXPIRY_S, clean=True)
+    await sessions.keep(again, [Wanted("a", 1)])
+    await until(lambda: any(entry.removed for entry in cluster.entries))
+    last = max(cluster.entries, key=lambda entry: (entry.version, entry.removed))
+    assert not last.removed
+
+
 async def test_nobody_gets_the_session_of_somebody_else(cluster: Cluster) -> None:
     number = session_uin(7, "phone")
     await cluster.write(number, NoteName.SESSION, 1, SessionNote("phone", 8, EXPIRY_S).encode())

@@ -319,10 +319,11 @@ class _Judge:
 
     def _judge_shared(self, messages: Sequence[Message]) -> None:
         groups: dict[str, list[tuple[Carrier, Interest]]] = defaultdict(list)
+        of_qos_0: dict[str, list[tuple[Carrier, Interest]]] = defaultdict(list)
         for carrier in self._carriers:
             for interest in carrier.interests:
-                if interest.filter.startswith("$share/") and interest.qos:
-                    groups[interest.filter].append((carrier, interest))
+                if interest.filter.startswith("$share/"):
+                    (groups if interest.qos else of_qos_0)[interest.filter].append((carrier, interest))
         for name, members in groups.items():
             for message in messages:
                 need = message.accepted + self._late_s
@@ -335,6 +336,12 @@ class _Judge:
                 ):  # fmt: skip
                     if self._excused(message.sent, message.accepted):
                         self._found.counts["shared and lost near a fault"] += 1
+                    elif any(
+                        each.since <= need and message.sent <= min(each.until, carrier.ended) < need
+                        for carrier, each in of_qos_0[name]
+                    ):
+                        # A member of QoS 0 may have had it on its way when its connection ended.
+                        self._found.counts["shared and lost with a member of QoS 0"] += 1
                     else:
                         self._found.violation("no member of a group got it", (name, message))
 

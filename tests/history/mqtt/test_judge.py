@@ -91,6 +91,10 @@ LIES: dict[str, tuple[list[Note], str]] = {
     "a session lacks one that came before it went": (without(1, "s"), "a session lacks a message"),
     "a session lacks one that came while it was away": (without(5, "s"), "a session lacks a message"),
     "no member of a group got one": (without(5, "g"), "no member of a group got it"),
+    "a group's member with QoS 0 was cut before": (
+        [*without(5, "g"), *came(5, "k", 12, "$share/g/t/#", qos=0), Note(6.5, ENDED, "k", 12, how=CUT)],
+        "no member of a group got it",
+    ),
     "one came again": ([*GOOD, got(12, "a", 2, "t/1", 3)], "twice within a connection"),
     "QoS 2 came again in a later connection": ([*GOOD, got(22, "s", 8, "t/1", 1, 2)], "QoS 2 twice within a session"),
     "one overtook": ([*without(1, "a"), got(12, "a", 2, "t/1", 1, 2)], "out of order"),
@@ -134,6 +138,9 @@ TRUTHS: dict[str, tuple[list[Note], tuple[Fault, ...]]] = {
     "one of QoS 1 was sent again": ([*GOOD, Note(5, AGAIN, "p", 1, "", 3), got(12, "a", 2, "t/1", 3)], ()),
     "one of QoS 1 comes again in a later connection": ([*GOOD, got(5, "s", 5, "t/1", 3)], ()),
     "the last copies of what was sent again are in order": ([*GOOD, *REPEATED], ()),
+    "a member of a group with QoS 0 was cut": (
+        [*without(5, "g"), *came(5, "k", 12, "$share/g/t/#", qos=0), Note(9, ENDED, "k", 12, how=CUT)], (),
+    ),
     "a session was ended by a clean start": ([*without(5, "s"), *came(40, "s", 12)], ()),
     "an old value beside one that was not accepted": ([*GOOD, *sent(22, 6, "r/x", retain=True, accepted=False)], ()),
     "a DISCONNECT that a killed gateway did not read": (
