@@ -45,6 +45,7 @@ from gateway.delivery.trace_files import TraceWriter, open_traces
 from gateway.grpc.mail_streams import MailDeliveryService
 from gateway.grpc.subscriber import SubscriberService
 from gateway.membership.controls import event_of, signals_delivered
+from gateway.limits import LIMITS_MET, REPORT_S, LimitReport
 from gateway.numbers import GatewayNumbers
 from gateway.options import Options
 from gateway.retained.client import RetainedClient
@@ -52,7 +53,7 @@ from gateway.retained.page import retained
 from gateway.sessions.operating import away, forget
 from gateway.sessions.service import RENEW_S, Sessions
 from gateway.sessions.store import SessionStore
-from gateway.tenants.page import system_topics, tenants
+from gateway.tenants.page import counted, system_topics
 from gateway.tenants.watch import TenantWatch
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import Tickets
@@ -133,6 +134,7 @@ class Service(RoleShell):
         self._kept = KeptClient(lambda: context.view, context.links.state, context.tls)
         self._sessions = self._sessions_of(context, topics)
         self._tenants = self._watch_tenants()
+        self._limits = LimitReport()
         self._revocations = Requests(context.zookeeper, paths.revocations(context.root), self._end_revoked)
         self._listeners = ClientListeners(context, self._clients, self._guard, self._retained, self._sessions)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)
@@ -170,9 +172,9 @@ class Service(RoleShell):
         memory, options = self._clients.memory, self._options
         found = TenantWatch(
             self._guard.tenants, self._context.now, lambda: memory.bytes / options.memory_bytes, self._retained.totals,
-            self._context.log,
+            self._kept.count, self._context.log,
         )  # fmt: skip
-        self._context.pages["/tenants"] = partial(tenants, self._guard.tenants, found)
+        self._context.queries["/tenants"] = partial(counted, self._guard.tenants, found)
         return found
 
     def _enter_effects(self) -> None:
@@ -239,7 +241,8 @@ class Service(RoleShell):
             self._tenants.start()
         await self._listeners.start()
         self.every(KEYS_S, self._look_at_digest_keys)
-        self.every(RENEW_S, self._sessions.renew)
+        self.every(RENEW_S, self._sessions.sweep)
+        self.every(REPORT_S, self._report_limits)
 
     async def drain(self) -> None:
         """Move the clients elsewhere, at a rate, and report to the routers that they left."""
@@ -437,6 +440,10 @@ class Service(RoleShell):
     def _end_revoked(self, request: str) -> None:
         if self._guard is not None:
             revoke(self._guard, self._context.audit, request)
+
+    def _report_limits(self) -> None:
+        if met := self._limits.met(self._samples()):
+            self._context.log.warning(LIMITS_MET, limits=met)
 
     def _look_at_digest_keys(self) -> None:
         if self._core is not None:

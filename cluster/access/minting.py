@@ -9,7 +9,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,12 +79,14 @@ def token(
     *,
     lasts_s: float = 3600,
     audience: str = "pixiu",
+    more: Mapping[str, str] | None = None,
 ) -> str:
-    """Make a token of a user, or of a service (UIN 0), valid for `lasts_s` seconds from now."""
+    """Make a token of a user, or of a service (UIN 0), valid for `lasts_s` seconds from now. `more`: claims of its own."""
     now = int(time.time())
     claims: dict[str, Any] = {"sub": user, "groups": list(groups), "aud": audience, "iat": now, "exp": now + int(lasts_s)}
     if uin:
         claims["uin"] = uin
+    claims = {**(more or {}), **claims}
     return jwt.encode(claims, key, algorithm="EdDSA", headers={"kid": public_of(key)["kid"]})
 
 

@@ -89,7 +89,7 @@ class KeptDelivery(NamedTuple):
 
 @dataclass(slots=True)
 class OutboundCounters:
-    """Messages that clients of MQTT did not get; of all connections."""
+    """Messages that clients of MQTT did not get, and filters that they may not have; of all connections."""
 
     outbound_dropped: int = 0
     """Messages of QoS 0 dropped because too much waited for a client that gets its messages one by one."""
@@ -97,6 +97,8 @@ class OutboundCounters:
     """Messages above a client's maximum packet size."""
     outbound_expired: int = 0
     """Messages whose expiry was over before they could be sent."""
+    filters_over_limit: int = 0
+    """Filters refused at a limit: of the connection, its session or tenant, or the gateway."""
 
 
 class Outbound:

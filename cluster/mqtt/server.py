@@ -513,6 +513,7 @@ class ServerSession:
         self._bound_unanswered(now)
 
     def _send_suback(self, packet_id: int, codes: list[int], now: float, effects: list[Effect]) -> None:
+        self._counters.filters_over_limit += codes.count(ReasonCode.QUOTA_EXCEEDED)
         if self._terms.dialect is not MQTT_5:
             codes = [min(code, SUBACK_FAILURE) for code in codes]
         self._answer(Suback(packet_id, tuple(codes)), now, effects)

@@ -2,6 +2,7 @@
 
     put ─▶ every partition that serves the room ─▶ its replica ─▶ the outcome: all replicas and brokers have it
     match ─▶ one call for each partition ─▶ its replica ─▶ the sessions
+    count ─▶ the partition of a tenant's places ─▶ its replica ─▶ their number
 
 Source: docs/subscriptions.md, "Kept filters".
 """
@@ -18,6 +19,7 @@ import grpc
 import grpc.aio
 
 from cluster.links.api import PeerState
+from cluster.routers.places import place_of
 from cluster.routers.replicas import RouterReplicas
 from cluster.wire.v1 import kept_pb2, kept_pb2_grpc
 from pixiu.discovery.view import View
@@ -127,6 +129,24 @@ class KeptClient:
                         done.update({index: list(answer.sessions) for index, answer in zip(indexes, answers, strict=True)})
                 attempt += 1
             return [done[index] for index in range(len(questions))]
+
+    async def count(self, tenants: Iterable[str]) -> dict[str, int]:
+        """Count the sessions that outlive their connections of tenants, at most 1,000. Raises `Unavailable`."""
+        partitions, found = max(self._routers.partitions, 1), dict[str, int]()
+        parts: dict[int, list[str]] = {}
+        for tenant in tenants:
+            parts.setdefault(place_of(tenant)[1] % partitions, []).append(tenant)
+        for partition, names in parts.items():
+            request = kept_pb2.KeptCountRequest(places=[place_of(name)[0] for name in names])
+
+            async def ask(channel: grpc.aio.Channel, request: kept_pb2.KeptCountRequest = request) -> list[int]:
+                return list((await kept_pb2_grpc.KeptStub(channel).Count(request, timeout=MATCH_TIMEOUT_S)).sessions)
+
+            counts = await self._call(partition, ask, len(names), 0)
+            if isinstance(counts, Unavailable):
+                raise counts
+            found.update(zip(names, counts, strict=True))
+        return found
 
     async def listed(self) -> AsyncIterator[list[kept_pb2.KeptEntry]]:
         """Yield what is kept, partition by partition, in slices; removed entries, too. Raises `Unavailable`."""

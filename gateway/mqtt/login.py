@@ -74,23 +74,33 @@ class Login:
             self._check_will(connect)
         except PixiuError as error:
             return code_of(error)
-        sessions = self.sessions
         uin = uin_of_name(connect.user_name or connect.client_id or self._client.assigned_id)
-        if sessions is not None and self._keeps(connect):
-            self._task = asyncio.get_running_loop().create_task(self._begin_session(sessions, uin, connect))
+        if self._concerns_sessions(connect):
+            self._task = asyncio.get_running_loop().create_task(self._begin_session(uin, connect))
             return None
-        self._discard(uin, connect)
         return ReasonCode.SUCCESS
 
-    async def _begin_session(self, sessions: Sessions, uin: int, connect: Connect) -> None:
-        """Resume or begin the client's session, then answer."""
-        client_id = connect.client_id or self._client.assigned_id
+    async def _begin_session(self, uin: int, connect: Connect, tenant: TenantUse | None = None) -> None:
+        """Resume, begin or discard the client's session, then answer."""
+        client_id, expiry_s, session = connect.client_id or self._client.assigned_id, asked_expiry_s(connect), None
+        assert self.sessions is not None
         try:
-            session = await sessions.begin(uin, client_id, asked_expiry_s(connect), clean=connect.clean_session)
+            if expiry_s:
+                session = await self.sessions.begin(uin, client_id, expiry_s, clean=connect.clean_session, tenant=tenant)
+            elif not connect.clean_session:
+                session = await self.sessions.resume(uin, client_id, tenant)
+            else:
+                await self.sessions.discard(uin, client_id)
         except PixiuError as error:
-            self._client.admitted(code_of(error))
+            self._refuse(code_of(error))
         else:
             self._client.admitted(ReasonCode.SUCCESS, session)
+
+    def _refuse(self, code: ReasonCode) -> None:
+        if code is ReasonCode.QUOTA_EXCEEDED:
+            self._client.refuse_later(code)  # many clients of one tenant may come at once, and again
+        else:
+            self._client.admitted(code)
 
     def cancel(self) -> None:
         """Decide nothing more: the connection has ended."""
@@ -116,7 +126,7 @@ class Login:
         try:
             identity = guard.check_now(credentials)
             # With a tenant, what comes after the CONNECT has to wait for its names.
-            waits = self._clients.tickets is not None or connect.will is not None or self._keeps(connect)
+            waits = self._clients.tickets is not None or connect.will is not None or self._concerns_sessions(connect)
             if identity is None or identity.tenant or waits:
                 work = self._log_in_later(guard, credentials, identity, connect)
                 self._task = asyncio.get_running_loop().create_task(work)
@@ -124,21 +134,19 @@ class Login:
             access = self._client.access = open_user(guard, identity, address, connect.client_id, self._client.login_over)
         except PixiuError as error:
             return code_of(error)
-        self._discard(access.identity.uin, connect)
         return ReasonCode.SUCCESS
 
     def _keeps(self, connect: Connect) -> bool:
-        sessions = self.sessions
-        return sessions is not None and sessions.serves and asked_expiry_s(connect) > 0
+        """True if the client asks for a session that outlives its connection, or to resume one until this connection ends."""
+        resumes = bool(connect.client_id) and not connect.clean_session
+        return self._concerns_sessions(connect) and (resumes or asked_expiry_s(connect) > 0)
 
-    def _discard(self, uin: int, connect: Connect) -> None:
-        """Discard an earlier session of a client with a clean start that keeps none."""
+    def _concerns_sessions(self, connect: Connect) -> bool:
+        """True if the client keeps a session, or may have an earlier one."""
         sessions = self.sessions
-        if sessions is not None and sessions.serves and connect.client_id and connect.clean_session:
-            sessions.discard(uin, connect.client_id)
+        return sessions is not None and sessions.serves and bool(connect.client_id or asked_expiry_s(connect))
 
     async def _log_in_later(self, guard: LoginGuard, credentials: Credentials, identity: Identity | None, connect: Connect) -> None:
-        code = ReasonCode.SUCCESS
         try:
             if identity is None:
                 identity = await guard.check(credentials)
@@ -151,14 +159,10 @@ class Login:
                 self._client.enter(access.tenant)
                 connect = connect_outward(access.tenant.names, connect)
             await self._ask_about_will(access, connect)
-            sessions = self.sessions
-            if sessions is not None and self._keeps(connect):
-                await self._begin_session(sessions, identity.uin, connect)
-                return
-            self._discard(identity.uin, connect)
         except PixiuError as error:
-            code = code_of(error)
-        if code is ReasonCode.QUOTA_EXCEEDED:
-            self._client.refuse_later(code)  # many clients of one tenant may come at once, and again
+            self._refuse(code_of(error))
             return
-        self._client.admitted(code)
+        if self._concerns_sessions(connect):
+            await self._begin_session(identity.uin, connect, access.tenant)
+        else:
+            self._client.admitted(ReasonCode.SUCCESS)

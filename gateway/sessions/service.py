@@ -1,8 +1,9 @@
 """The shell of a gateway's MQTT sessions that outlive their connections: begins them, stores them, keeps their filters at routers.
 
-    CONNECT ─▶ read ─▶ over, or clean start? clear ─▶ write (a fence: older connections write nothing any more) ─▶ CONNACK
+    CONNECT ─▶ read ─▶ over, or clean start? clear ─▶ new, of a tenant? take a place at the routers
+            ─▶ write (a fence: older connections write nothing any more) ─▶ CONNACK
     SUBSCRIBE, UNSUBSCRIBE ─▶ put entries, write ─▶ SUBACK, UNSUBACK
-    end ─▶ write the time; session expiry 0: clear, and remove the entries
+    end ─▶ write the time; session expiry 0, or the expiry has passed: clear, and remove the entries
 
 Source: docs/mqtt.md, "Sessions".
 """
@@ -12,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from structlog.typing import FilteringBoundLogger
 
+from cluster.access.tenants.use import TenantUse
 from cluster.mqtt.events import Wanted
 from cluster.wire.v1 import kept_pb2
 from gateway.sessions.queue import SessionState
@@ -35,6 +38,12 @@ RENEWALS_A_TURN: Final = 100
 MAX_BACKGROUND: Final = 20_000
 """Ends of sessions, and clean starts of plain clients, that are stored at a time. Policy: more are left out and counted; such a
 session ends by its expiry."""
+DISCARD_S: Final = 2.0
+"""Time for which a clean start waits until the session before it is removed, seconds. Policy: where Pi takes longer, the client is
+accepted all the same, and the session is removed as soon as Pi answers."""
+MAX_EXPIRING: Final = 100_000
+"""Sessions that ended here and are removed when their expiry has passed. Policy: further ones go when their entries at routers
+become void, somewhat later."""
 LOST_S: Final = 60.0
 """Interval of reports of messages that sessions have lost, seconds."""
 MESSAGES_LOST: Final = "session_messages_lost"
@@ -109,9 +118,11 @@ class Sessions:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: dict[int, asyncio.Task[None]] = {}
         """Session → what is being stored after its connection."""
+        self._expiring: dict[int, float] = {}
+        """Session that ended here → when its expiry has passed, monotonic seconds."""
         self._lost_at = -LOST_S
         self._lost = 0
-        self.resumed = self.begun = self.left_out = self.failed = 0
+        self.resumed = self.begun = self.expired = self.left_out = self.failed = 0
         self.gaps = self.unmatched = 0
 
     def __len__(self) -> int:
@@ -130,8 +141,18 @@ class Sessions:
 
     # --- a connection's session
 
-    async def begin(self, uin: int, client_id: str, expiry_s: int, *, clean: bool) -> Session:
-        """Resume the session of a user's client, or begin one. expiry_s: that it asks for. Raises `PixiuError`."""
+    async def begin(self, uin: int, client_id: str, expiry_s: int, *, clean: bool, tenant: TenantUse | None = None) -> Session:
+        """Resume the session of a user's client, or begin one. expiry_s: that it asks for, above 0. Raises `PixiuError`;
+        `QuotaReached` if the tenant has too many."""
+        found = await self._begin(uin, client_id, expiry_s, clean, tenant)
+        assert found is not None, "only a session without an expiry is not begun"
+        return found
+
+    async def resume(self, uin: int, client_id: str, tenant: TenantUse | None = None) -> Session | None:
+        """Resume the session of a user's client for one connection, with which it ends. None: there is none. Raises `PixiuError`."""
+        return await self._begin(uin, client_id, 0, False, tenant)
+
+    async def _begin(self, uin: int, client_id: str, expiry_s: int, clean: bool, tenant: TenantUse | None) -> Session | None:
         number = session_uin(uin, client_id)
         ending = self._ending.get(number)
         if ending is not None:
@@ -143,16 +164,22 @@ class Sessions:
             raise NotAllowed("another session has the same number: use another client ID")
         expiry_s = min(expiry_s, self._max_expiry_s())
         present = before is not None and not clean and not is_over(before, _now_ms())
+        name = tenant.name if tenant is not None else ""
         if not present:
             if state.exists or state.waiting:
                 await self.store.clear(number, generation)
             if before is not None:
-                # Below the entries of the new session, of which removed ones would win.
-                self._background(self._remove(Session(before, generation - 1, present=False)))
+                stays = bool(expiry_s) and before.tenant == name
+                self._background(self._remove(Session(before, generation, present=False), place=not stays))
+            if not expiry_s:
+                return None
         connected = present and before is not None and before.connected
         note = before if present and before is not None else SessionNote(client_id, uin, expiry_s)
         note.expiry_s = expiry_s
+        moved, note.tenant = note.tenant != name, name
         session = Session(note, generation, present=present)
+        if tenant is not None and (moved or not present):
+            await self._take_place(session, tenant)
         await self._write(session)
         if connected:
             # Another gateway may have stored something meanwhile; from now on it cannot.
@@ -162,6 +189,7 @@ class Sessions:
         self.resumed += present
         self.begun += not present
         self._sessions[number] = session
+        self._expiring.pop(number, None)
         session.renew_at = self._now() + renewal_s(expiry_s)
         return session
 
@@ -197,29 +225,27 @@ class Sessions:
             raise
 
     def end(self, session: Session, expiry_s: int) -> None:
-        """End a connection. expiry_s: set at its end; -1: as it was, 0: the session is over."""
+        """End a connection. expiry_s: set at its end; -1: as it was. 0, here or before: the session is over."""
         if self._sessions.get(session.uin) is session:
             del self._sessions[session.uin]
         if expiry_s > 0:
             session.note.expiry_s = min(expiry_s, self._max_expiry_s())
-        self._ends(session.uin, lambda: self._over(session) if expiry_s == 0 else self._end(session, put=expiry_s > 0))
+        over = expiry_s == 0 or not session.note.expiry_s
+        self._ends(session.uin, lambda: self._over(session) if over else self._end(session, put=expiry_s > 0))
 
-    def discard(self, uin: int, client_id: str) -> None:
-        """Discard what an earlier connection left: a client with a clean start that keeps no session has connected."""
-        self._ends(session_uin(uin, client_id), lambda: self.forget(uin, client_id))
+    async def discard(self, uin: int, client_id: str) -> None:
+        """Discard what an earlier connection left, before a client with a clean start that keeps no session is accepted: wherever it
+        connects after that, the session is gone."""
+        number = session_uin(uin, client_id)
+        self._expiring.pop(number, None)
+        self._ends(number, partial(self._clear, number))
+        ending = self._ending.get(number)
+        if ending is not None:
+            await asyncio.wait((ending,), timeout=DISCARD_S)
 
     async def forget(self, uin: int, client_id: str) -> bool:
         """Remove a session, whether it has a connection or not. Returns False if there is none. Raises `PixiuError`."""
-        number = session_uin(uin, client_id)
-        state = await self.store.read(number)
-        before = _note_of(state)
-        if before is None and not state.waiting:
-            return False
-        generation = state.generation + 1  # a connection that begins meanwhile, at any gateway, has a higher one: its session stays
-        await self.store.clear(number, generation)
-        if before is not None:
-            await self._remove(Session(before, generation, present=False))
-        return True
+        return await self._clear(session_uin(uin, client_id))
 
     def lost(self, gaps: int) -> None:
         """Count markers of messages that an inbox has lost, and report them, once a minute."""
@@ -237,12 +263,17 @@ class Sessions:
 
     # --- of the gateway
 
-    def renew(self) -> None:
-        """Renew the sessions that are due: their entries at routers would become void, and Pi would forget them."""
+    def sweep(self) -> None:
+        """Renew the sessions that are due: their entries at routers would become void, and Pi would forget them. Remove those whose
+        expiry has passed."""
         due = [session for session in self._sessions.values() if session.renew_at <= self._now()]
         for session in due[:RENEWALS_A_TURN]:
             session.renew_at = self._now() + renewal_s(session.note.expiry_s)
             self._background(self._renew(session))
+        over = [number for number, due in self._expiring.items() if due <= self._now()]
+        for number in over[:RENEWALS_A_TURN]:
+            del self._expiring[number]
+            self._ends(number, partial(self._clear, number, over=True))
 
     async def close(self) -> None:
         """Wait for what is being stored, for a moment."""
@@ -257,6 +288,7 @@ class Sessions:
             "sessions_kept": len(self._sessions),
             "sessions_resumed_total": self.resumed,
             "sessions_begun_total": self.begun,
+            "sessions_expired_total": self.expired,
             "sessions_ending": len(self._ending),
             "session_gaps_total": self.gaps,
             "session_unmatched_total": self.unmatched,
@@ -287,9 +319,22 @@ class Sessions:
         if self._sessions.get(session.uin) is session:
             await self._write(session)
 
-    async def _put(self, session: Session, names: Iterable[str], *, removed: bool = False) -> dict[str, PixiuError]:
+    async def _take_place(self, session: Session, tenant: TenantUse) -> None:
+        """Take a place among the sessions of a tenant. If it cannot be stored after that, the place stays for its next attempt, or
+        becomes void."""
+        (put,) = await self._kept.put(session.place(_now_ms(), tenant.settings.kept_sessions))
+        if isinstance(put.error, Overloaded):
+            raise tenant.kept_refused(str(put.error))
+        if put.error is not None:
+            raise put.error
+
+    async def _put(
+        self, session: Session, names: Iterable[str], *, removed: bool = False, place: bool = False
+    ) -> dict[str, PixiuError]:
         by_filter = session.entries(names, self.rooms_of, _now_ms(), removed=removed)
         entries = [entry for found in by_filter.values() for entry in found]
+        if place:
+            entries += session.place(_now_ms(), removed=removed)
         if not entries:
             return {}
         try:
@@ -304,12 +349,27 @@ class Sessions:
             session, [name for name in names if name not in session.filters or not session.filters[name].kept], removed=True
         )
 
-    async def _remove(self, session: Session) -> None:
-        await self._put(session, list(session.filters), removed=True)
+    async def _remove(self, session: Session, *, place: bool = True) -> None:
+        await self._put(session, list(session.filters), removed=True, place=place)
+
+    async def _clear(self, number: int, *, over: bool = False) -> bool:
+        """Remove a session; its entries in the background. `over`: only if its expiry has passed. Returns False if nothing was."""
+        state = await self.store.read(number)
+        before = _note_of(state)
+        if (before is None and not state.waiting) or (over and (before is None or not is_over(before, _now_ms()))):
+            return False
+        generation = state.generation + 1  # a connection that begins meanwhile, at any gateway, has a higher one: its session stays
+        await self.store.clear(number, generation)
+        if before is not None:
+            self._background(self._remove(Session(before, generation, present=False)))
+        self.expired += over
+        return True
 
     async def _end(self, session: Session, *, put: bool) -> None:
+        if len(self._expiring) < MAX_EXPIRING:
+            self._expiring[session.uin] = self._now() + session.note.expiry_s + 1.0
         if put:
-            await self._put(session, [name for name, wanted in session.filters.items() if wanted.kept])
+            await self._put(session, [name for name, wanted in session.filters.items() if wanted.kept], place=True)
         value = session.state(_now_ms(), connected=False)
         await self.store.write(session.uin, NoteName.SESSION, session.generation, value)
 
@@ -318,7 +378,7 @@ class Sessions:
         await self._remove(session)
 
     async def _renew(self, session: Session) -> None:
-        await self._put(session, [name for name, wanted in session.filters.items() if wanted.kept])
+        await self._put(session, [name for name, wanted in session.filters.items() if wanted.kept], place=True)
         await self._write_open(session)
 
     def _ends(self, number: int, work: Callable[[], Coroutine[Any, Any, object]]) -> None:

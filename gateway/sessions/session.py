@@ -21,6 +21,7 @@ from cluster.mqtt.mail import FIRST_KEPT_ID, SEQ_BITS, SEQS, packet_id_of
 from cluster.mqtt.outbound import Delivery, KeptDelivery
 from cluster.mqtt.properties_in_records import qos_of, retain_of
 from cluster.mqtt.subscriptions import NO_LOCAL, QOS_BITS, RETAIN_AS_PUBLISHED
+from cluster.routers.places import place_of
 from cluster.wire.v1 import kept_pb2
 from gateway.delivery.fan_out import expires_at_ms_of
 from gateway.mail.run import MailRun
@@ -144,9 +145,7 @@ class Session:
         self, names: Iterable[str], rooms_of: Callable[[Filter], Sequence[int]], now_ms: int, *, removed: bool = False
     ) -> dict[str, list[kept_pb2.KeptEntry]]:
         """Entries for routers of filters that are kept, by filter; those of QoS 0 are removed."""
-        self._puts += 1
-        version = self.generation << PUT_BITS | min(self._puts, (1 << PUT_BITS) - 1)
-        until_ms = now_ms + (self.note.expiry_s + slack_s(self.note.expiry_s)) * 1000
+        version, until_ms = self._next_put(now_ms)
         found: dict[str, list[kept_pb2.KeptEntry]] = {}
         for name in names:
             parsed, wanted = parse_filter(name), self.filters.get(name)
@@ -162,6 +161,25 @@ class Session:
                 for room in rooms_of(parsed)
             ]  # fmt: skip
         return found
+
+    def place(self, now_ms: int, limit: int = 0, *, removed: bool = False) -> list[kept_pb2.KeptEntry]:
+        """The entry for routers of its place among the sessions of its tenant; none without one. `limit`: of that tenant, for a
+        session that begins."""
+        if not self.note.tenant:
+            return []
+        (name, room), (version, until_ms) = place_of(self.note.tenant), self._next_put(now_ms)
+        until_ms = now_ms + REMOVED_MS if removed else until_ms
+        return [
+            kept_pb2.KeptEntry(
+                room=room, session=self.uin, filter=name, version=version, removed=removed, until_ms=until_ms, limit=limit
+            )
+        ]  # fmt: skip
+
+    def _next_put(self, now_ms: int) -> tuple[int, int]:
+        """The version of entries that are put now, and Unix milliseconds until when they are valid."""
+        self._puts += 1
+        version = self.generation << PUT_BITS | min(self._puts, (1 << PUT_BITS) - 1)
+        return version, now_ms + (self.note.expiry_s + slack_s(self.note.expiry_s)) * 1000
 
     # --- the inbox
 
@@ -245,8 +263,9 @@ def renewal_s(expiry_s: int) -> int:
 
 
 def is_over(note: SessionNote, now_ms: int) -> bool:
-    """True if a session ended too long ago. One whose gateway died ended within an interval of its last renewal."""
-    after_s = note.expiry_s + (renewal_s(note.expiry_s) if note.connected else 0)
+    """True if a session ended too long ago. One whose gateway died ended within an interval of its last renewal; one without an expiry
+    belongs to one connection alone."""
+    after_s = note.expiry_s + (renewal_s(note.expiry_s) if note.connected and note.expiry_s else 0)
     return now_ms >= note.ended_at_ms + after_s * 1000
 
 

@@ -1,7 +1,7 @@
 """Values that Pi keeps for an MQTT session that outlives its connection. Pure.
 
     all         version u8 = 1 | fields                                               little-endian
-    session     UIN u64 | expiry u32 | connected u8 | ended u64 | client ID (u16, UTF-8) | n u16
+    session     UIN u64 | expiry u32 | connected u8 | ended u64 | client ID (u16, UTF-8) | tenant (u16, UTF-8) | n u16
                 n × (filter (u16, UTF-8) | QoS u8 | options u8 | identifier u32)
     inbound     n × (packet ID u16 | SnowflakeID u64)
     released    n × packet ID u16
@@ -69,13 +69,15 @@ class SessionNote:
     ended_at_ms: int = 0
     """Unix milliseconds of the end of its last connection; 0: unknown, or it is connected."""
     filters: list[SessionFilter] = field(default_factory=list)
+    tenant: str = ""
+    """The tenant among whose sessions it has a place; empty: none."""
 
     def encode(self) -> bytes:
         """Encode as a note. Raises LimitError: too many filters, or too many bytes of them."""
         if len(self.filters) > MAX_FILTERS:
             raise LimitError(f"a session that outlives its connection has at most {MAX_FILTERS} filters")
-        parts = [_SESSION.pack(VERSION, self.uin, self.expiry_s, self.connected, self.ended_at_ms), _text(self.client_id)]
-        parts.append(_SIZE.pack(len(self.filters)))
+        terms = _SESSION.pack(VERSION, self.uin, self.expiry_s, self.connected, self.ended_at_ms)
+        parts = [terms, _text(self.client_id), _text(self.tenant), _SIZE.pack(len(self.filters))]
         for name, qos, options, identifier in self.filters:
             parts += (_text(name), _OPTIONS.pack(qos, options, identifier))
         return _bounded(b"".join(parts), "filters")
@@ -86,7 +88,7 @@ class SessionNote:
         reader = _Reader(value)
         version, uin, expiry_s, connected, ended_at_ms = reader.take(_SESSION)
         _check_version(version)
-        note = cls(reader.text(), uin, expiry_s, bool(connected), ended_at_ms)
+        note = cls(reader.text(), uin, expiry_s, bool(connected), ended_at_ms, tenant=reader.text())
         (count,) = reader.take(_SIZE)
         if count > MAX_FILTERS:
             raise MalformedData(f"a session with {count} filters")

@@ -5,6 +5,7 @@ Source: docs/tenants.md, "Seeing it".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cluster.access.tenants.book import TenantBook
@@ -15,6 +16,12 @@ from gateway.tenants.watch import TenantWatch
 def tenants(book: TenantBook, watch: TenantWatch) -> dict[str, object]:
     """The JSON of /tenants. Counts are since the start of the gateway."""
     return {"pressure": round(watch.pressure, 3), "tenants": [_shown(used) for used in book]}
+
+
+async def counted(book: TenantBook, watch: TenantWatch, _query: Mapping[str, str]) -> dict[str, object]:
+    """The same, after a look at the routers."""
+    await watch.count_kept()
+    return tenants(book, watch)
 
 
 def system_topics(book: TenantBook) -> dict[str, object]:
@@ -33,5 +40,7 @@ def _shown(used: TenantUse) -> dict[str, Any]:
     return {
         "tenant": used.name, "weight": settings.weight, "stage": used.stage.name.lower(), "sessions": used.sessions,
         "max_sessions": settings.connections, "subscriptions": used.subscriptions, "max_subscriptions": settings.subscriptions,
-        "retained": used.retained.messages, **{name: getattr(counts, name) for name in counts.__slots__},
+        "retained": used.retained.messages, "max_retained": settings.retained_messages,
+        "kept": used.kept, "max_kept": settings.kept_sessions,
+        **{name: getattr(counts, name) for name in counts.__slots__},
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Looks at a gateway's load for its tenants: who is shed, and how many messages of each are retained.
+"""Looks at a gateway's load for its tenants: who is shed, who meets a limit, and how much the cluster retains and keeps of each.
 
 Nothing is looked at while the access file has no tenants.
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 from structlog.typing import FilteringBoundLogger
@@ -28,7 +28,19 @@ FULL: Final = 0.75
 """Share of the memory for clients' input from which it does, too: soon connections would be closed."""
 COUNT_S: Final = 10.0
 """Interval at which the retained messages of tenants are counted that have put some, seconds."""
+REPORT_S: Final = 60.0
+"""Interval of reports about a tenant that meets limits, seconds."""
 TENANT_STAGE: Final = "tenant_stage"
+TENANT_LIMITS: Final = "tenant_limits_met"
+LIMITS: Final = {
+    "dropped_in": "messages_in_per_s, bytes_in_per_s",
+    "dropped_out": "messages_out_per_s, bytes_out_per_s",
+    "refused_messages": "messages_in_per_s, bytes_in_per_s, retained_messages, retained_bytes",
+    "refused_sessions": "connections",
+    "refused_subscriptions": "subscriptions",
+    "refused_kept": "kept_sessions",
+}
+"""Count of a tenant → the limits that it tells of; an overloaded gateway makes them grow, too."""
 
 
 class TenantWatch:
@@ -39,6 +51,7 @@ class TenantWatch:
         now: monotonic seconds.
         memory: share of `gateway.memory_bytes` that is in use.
         count: counts retained messages that match a filter, and their bytes. Raises `PixiuError`.
+        count_sessions: counts the sessions of tenants that outlive their connections. Raises `PixiuError`.
     """
 
     def __init__(
@@ -47,9 +60,14 @@ class TenantWatch:
         now: Callable[[], float],
         memory: Callable[[], float],
         count: Callable[[str], Awaitable[tuple[int, int]]],
+        count_sessions: Callable[[Iterable[str]], Awaitable[Mapping[str, int]]],
         log: FilteringBoundLogger,
     ) -> None:
-        self._book, self._now, self._memory, self._count, self._log = book, now, memory, count, log
+        self._book, self._now, self._memory, self._log = book, now, memory, log
+        self._count, self._count_sessions = count, count_sessions
+        self._reported: dict[str, dict[str, int]] = {}
+        """Tenant → its counts at the last report."""
+        self._reported_at = now()
         self._shedding = Shedding()
         self._offered: dict[str, int] = {}
         self._late_s = 0.0
@@ -92,6 +110,27 @@ class TenantWatch:
                 with contextlib.suppress(PixiuError):  # what was known stays
                     used.retained.messages, used.retained.bytes = await self._count(f"{used.names.prefix}#")
 
+    async def count_kept(self) -> None:
+        """Count the sessions of all tenants that outlive their connections."""
+        with contextlib.suppress(PixiuError):
+            counts = await self._count_sessions([used.name for used in self._book])
+            for used in self._book:
+                used.kept = counts.get(used.name, used.kept)
+
+    def report(self) -> None:
+        """Name the tenants that have met limits, once a minute."""
+        if self._now() < self._reported_at + REPORT_S:
+            return
+        self._reported_at = self._now()
+        before, self._reported = self._reported, {}
+        for used in self._book:
+            counts = self._reported[used.name] = {name: getattr(used.counters, name) for name in LIMITS}
+            earlier = before.get(used.name, {})
+            met = {name: count - earlier.get(name, 0) for name, count in counts.items() if count > earlier.get(name, 0)}
+            if met:
+                limits = list(dict.fromkeys(limit for name in met for limit in LIMITS[name].split(", ")))
+                self._log.warning(TENANT_LIMITS, tenant=used.name, limits=limits, **met)
+
     async def _look_on(self) -> None:
         while True:
             due = self._now() + LOOK_S
@@ -102,4 +141,7 @@ class TenantWatch:
     async def _count_on(self) -> None:
         while True:
             await asyncio.sleep(COUNT_S)
+            self.report()
             await self.count_retained()
+            if self._book:
+                await self.count_kept()

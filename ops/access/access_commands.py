@@ -27,6 +27,12 @@ User = Annotated[str, typer.Argument(help="The user's name.", metavar="USER")]
 Uin = Annotated[int, typer.Option(help="The user's UIN; 0: a service.", min=0, max=MAX_ID)]
 Groups = Annotated[list[str] | None, typer.Option("--group", help="A group of the user; may be repeated.", metavar="GROUP")]
 
+Claims = Annotated[
+    list[str] | None, typer.Option("--claim", help="A claim of the login; may be repeated.", metavar="NAME=VALUE")
+]  # fmt: skip
+RESERVED: Final = ("sub", "uin", "groups", "aud", "exp", "iat", "nbf")
+"""Claims of a token that have options of their own."""
+
 acl = typer.Typer(name="acl", help="Test what a login may do by the rules of an access file.", no_args_is_help=True)
 
 
@@ -56,12 +62,37 @@ def token(
     groups: Groups = None,
     lasts_s: Annotated[float, typer.Option("--for", help="Seconds for which the token is valid.", min=1)] = 3600.0,
     audience: Annotated[str, typer.Option(help="The audience, as in [jwt].")] = "pixiu",
+    claims: Claims = None,
 ) -> None:
     """Make a token for a user and print it, where nobody else issues tokens."""
+    said = _said(claims)
+    if taken := next((name for name in said if name in RESERVED), ""):
+        raise InvalidArgument(f"--claim {taken}: pixiu token sets this claim itself; look at its options")
     from cluster.access.minting import key_of
     from cluster.access.minting import token as make
+    from cluster.trust.identity import MAX_SECRET_BYTES
 
-    print(make(key_of(key), user, uin, tuple(groups or ()), lasts_s=lasts_s, audience=audience))
+    made = make(key_of(key), user, uin, tuple(groups or ()), lasts_s=lasts_s, audience=audience, more=said)
+    if len(made) > MAX_SECRET_BYTES:
+        raise InvalidArgument(f"the token would have {len(made)} bytes; at most {MAX_SECRET_BYTES} are accepted: give it fewer claims")
+    print(made)
+
+
+def _said(claims: list[str] | None) -> dict[str, str]:
+    """Claims of options NAME=VALUE. Raises `InvalidArgument`."""
+    from cluster.trust.identity import MAX_CLAIM_BYTES
+
+    found: dict[str, str] = {}
+    for claim in claims or ():
+        name, equals, value = claim.partition("=")
+        if not equals or not name.isprintable() or not name:
+            raise InvalidArgument("--claim: must be NAME=VALUE")
+        if name in found:
+            raise InvalidArgument(f"--claim {name}: is there twice")
+        if len(value.encode()) > MAX_CLAIM_BYTES:
+            raise InvalidArgument(f"--claim {name}: has more than {MAX_CLAIM_BYTES} bytes; rules would never match it")
+        found[name] = value
+    return found
 
 
 @acl.command("test")
@@ -73,7 +104,7 @@ def try_rules(
     file: Annotated[Path, typer.Option("--file", help="The access file.", metavar="FILE")],
     uin: Uin = 0,
     groups: Groups = None,
-    claims: Annotated[list[str] | None, typer.Option("--claim", help="A claim of the login, NAME=VALUE; may be repeated.")] = None,
+    claims: Claims = None,
     client_id: Annotated[str, typer.Option(help="The client's ID.")] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -85,11 +116,9 @@ def try_rules(
 
     if action not in ACTIONS:
         raise InvalidArgument(f"{action}: must be one of {', '.join(ACTIONS)}")
-    if any("=" not in claim for claim in claims or ()):
-        raise InvalidArgument("--claim: must be NAME=VALUE")
+    said = _said(claims)
     files = Files(file)
     files.read_rules()
-    said = dict(claim.split("=", 1) for claim in claims or ())
     book = TenantBook(lambda: 0.0)
     own = {tenant: RuleSet(rules) for tenant, rules in files.tenant_rules.items()}
     book.use(files.settings.all_tenants, files.settings.tenants, own)

@@ -38,6 +38,7 @@ SWEEP_S: Final = 60.0
 """Interval at which marks of rooms without filters are looked for; they are removed at the next one."""
 FULL: Final = "the routers keep as many filters as they may (router.kept_filters, router.kept_mb): end unused sessions, or raise it"
 CROWDED: Final = "the room has the filters of as many sessions as it may (router.kept_sessions_per_room)"
+TENANT_FULL: Final = "the tenant has as many sessions that outlive their connections as it may (kept_sessions of its table)"
 MAP_FULL: Final = "the routers' map of memberships is full: raise router.max_entries on every replica"
 MARKS_LATE: Final = "marks_late"
 NOT_MARKED: Final = "not every router and broker of the room has taken its mark in time; try again"
@@ -46,7 +47,9 @@ MOVED: Final = "the room belongs to another router partition now; try again"
 
 def entry_of(wire: kept_pb2.KeptEntry) -> Entry:
     """An entry as the table has it."""
-    return Entry(wire.room, wire.session, wire.filter.encode(), wire.version, wire.until_ms, not wire.removed, wire.no_local)
+    return Entry(
+        wire.room, wire.session, wire.filter.encode(), wire.version, wire.until_ms, not wire.removed, wire.no_local, wire.limit
+    )  # fmt: skip
 
 
 def wire_of(entry: Entry) -> kept_pb2.KeptEntry:
@@ -59,6 +62,7 @@ def wire_of(entry: Entry) -> kept_pb2.KeptEntry:
         until_ms=entry.expires_at_ms,
         removed=not entry.live,
         no_local=entry.no_local,
+        limit=entry.limit,
     )
 
 
@@ -238,6 +242,12 @@ class KeptService(Replicated[Entry], kept_pb2_grpc.KeptServicer):
         self.questions += len(answers)
         return kept_pb2.KeptAnswers(answers=answers)
 
+    async def Count(self, request: kept_pb2.KeptCountRequest, context: grpc.aio.ServicerContext[Any, Any]) -> kept_pb2.KeptCounts:
+        """Sessions with a place, see the proto."""
+        if len(request.places) > MAX_QUESTIONS:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"at most {MAX_QUESTIONS} questions in a call")
+        return kept_pb2.KeptCounts(sessions=[self.table.places(place.encode()) for place in request.places])
+
     async def List(self, request: kept_pb2.KeptListRequest, context: grpc.aio.ServicerContext[Any, Any]) -> kept_pb2.KeptList:
         """A slice, see the proto."""
         found, after = self.table.listing(request.session, request.after, request.limit)
@@ -251,7 +261,9 @@ class KeptService(Replicated[Entry], kept_pb2_grpc.KeptServicer):
         return None if serves(partition, entry.room, partitions) else WrongPartition(MOVED)
 
     def _full(self, entry: Entry) -> str:
-        return CROWDED if self.table.crowded(entry) else FULL
+        if not self.table.crowded(entry):
+            return FULL
+        return TENANT_FULL if entry.is_place else CROWDED
 
     async def _settled(self, entries: Sequence[Entry]) -> str:
         return await self.marks.ensure(entry.room for entry in entries if self.table.has_room(entry.room))

@@ -2,6 +2,7 @@
 
     (session, room, filter) → version, until when
     room → the filters in a tree → sessions
+    tenant → the sessions that have a place among its own
 
 A room has its own filters, and free topics have besides those of the room that carries all of them, which every session with such a
 filter keeps for each partition.
@@ -17,6 +18,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
+from cluster.routers.places import PLACE_PREFIX, is_place
 from pixiu.ids import MAX_ID, TOPIC_ROOM
 from pixiu.placement.filter_tree import FilterTree
 from pixiu.placement.topic_rooms import all_topics
@@ -31,6 +33,7 @@ MAX_FILTER_BYTES: Final = 4 * 4096
 ENTRY_BYTES: Final = 1_500
 """Bytes counted for an entry beyond three times its filter."""
 _KEY: Final = struct.Struct(">QQ")
+_PLACE: Final = PLACE_PREFIX.encode()
 
 
 class Entry(NamedTuple):
@@ -45,6 +48,8 @@ class Entry(NamedTuple):
     """Unix milliseconds."""
     live: bool
     no_local: bool
+    limit: int = 0
+    """Of a place: the most that its tenant may have; 0: no limit."""
 
     @property
     def key(self) -> bytes:
@@ -62,6 +67,11 @@ class Entry(NamedTuple):
         return ENTRY_BYTES + 3 * len(self.filter)
 
     @property
+    def is_place(self) -> bool:
+        """True if it is no filter but the session's place among those of its tenant."""
+        return self.filter.startswith(_PLACE)
+
+    @property
     def is_whole(self) -> bool:
         """True if its parts make sense: a filter that a client can subscribe to, in a room that can carry what it matches."""
         if not (0 < self.room <= MAX_ID and 0 < self.session <= MAX_ID and self.version and self.expires_at_ms):
@@ -69,6 +79,8 @@ class Entry(NamedTuple):
         if len(self.filter) > MAX_FILTER_BYTES:
             return False
         name = self.filter.decode("utf-8", "replace")
+        if self.is_place:
+            return is_place(name, self.room)
         found = parse_filter(name)
         if isinstance(found, TopicRefusal) or found.group or name.startswith(("$", USER_PREFIX)):
             return False
@@ -104,6 +116,8 @@ class KeptTable(Table[Entry]):
         super().__init__(max_entries, max_bytes)
         self._max_sessions = max_sessions
         self._rooms: dict[int, _Room] = {}
+        self._places: dict[bytes, set[int]] = {}
+        """Name of the places of a tenant → sessions."""
 
     @property
     def rooms(self) -> Collection[int]:
@@ -115,9 +129,16 @@ class KeptTable(Table[Entry]):
         return room in self._rooms
 
     def crowded(self, entry: Entry) -> bool:
-        """True if the room has as many sessions as it may, and this one is not among them."""
+        """True if the room, or the tenant, has as many sessions as it may, and this one is not among them."""
+        if entry.is_place:
+            sessions = self._places.get(entry.filter, ())
+            return 0 < entry.limit <= len(sessions) and entry.session not in sessions
         room = self._rooms.get(entry.room)
         return room is not None and len(room.sessions) >= self._max_sessions and entry.session not in room.sessions
+
+    def places(self, name: bytes) -> int:
+        """Number of sessions that have a place among those of a tenant."""
+        return len(self._places.get(name, ()))
 
     def match(self, partition: int, room: int, topic: bytes, publisher: int, now_ms: int) -> list[int]:
         """Sessions that a message is for, ascending.
@@ -168,6 +189,9 @@ class KeptTable(Table[Entry]):
         return not self.crowded(entry)
 
     def _added(self, entry: Entry) -> None:
+        if entry.is_place:
+            self._places.setdefault(entry.filter, set()).add(entry.session)
+            return
         room = self._rooms.get(entry.room)
         if room is None:
             room = self._rooms[entry.room] = _Room()
@@ -178,6 +202,12 @@ class KeptTable(Table[Entry]):
         room.sessions[entry.session] = room.sessions.get(entry.session, 0) + 1
 
     def _gone(self, entry: Entry) -> None:
+        if entry.is_place:
+            sessions = self._places[entry.filter]
+            sessions.discard(entry.session)
+            if not sessions:
+                del self._places[entry.filter]
+            return
         room = self._rooms[entry.room]
         entries = room.filters.get(entry.filter)
         assert entries is not None, "every live entry is in its room"

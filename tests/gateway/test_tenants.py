@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from cluster.access.login_guard import LoginGuard
 from cluster.access.revocations import Revocation
@@ -44,9 +45,9 @@ from gateway.http.bodies import mailing_of, publication_of
 from gateway.http.logins import Logins as HttpLogins
 from gateway.http.tenants import inward, mailing_outward, publication_outward, revocation_outward
 from gateway.mqtt.connection import MQTTConnection
-from gateway.tenants.page import system_topics, tenants
+from gateway.tenants.page import counted, system_topics
 from gateway.tenants.shedding import CALM, STEADY, Offered, Shedding
-from gateway.tenants.watch import TenantWatch
+from gateway.tenants.watch import TENANT_LIMITS, TenantWatch
 from pixiu.errors import Unavailable
 from pixiu.ids import topic_room
 from pixiu.wire.record import Flag, Kind, encode, with_topic
@@ -323,7 +324,11 @@ async def test_the_watch_measures_the_loop_and_counts_what_is_retained(clients: 
             raise Unavailable("no router")
         return 3, 300
 
-    watch = TenantWatch(clients.guard.tenants, lambda: 0.0, lambda: memory, count, log.get_logger())
+    async def count_sessions(names: Iterable[str]) -> dict[str, int]:
+        return dict.fromkeys(names, 4)
+
+    now = 0.0
+    watch = TenantWatch(clients.guard.tenants, lambda: now, lambda: memory, count, count_sessions, log.get_logger())
     watch.look(0.0)
     assert watch.pressure == 0.0
     watch.look(0.5)
@@ -345,8 +350,16 @@ async def test_the_watch_measures_the_loop_and_counts_what_is_retained(clients: 
     await watch.count_retained()
     await watch.count_retained()
     assert counted == ["acme/#", "globex/#"]
-    page: Any = tenants(clients.guard.tenants, watch)
-    assert [(each["tenant"], each["sessions"], each["retained"]) for each in page["tenants"]] == [("acme", 1, 3), ("globex", 0, 0)]
+    page: Any = await counted(clients.guard.tenants, watch, {})
+    shown = [(each["tenant"], each["sessions"], each["kept"], each["retained"]) for each in page["tenants"]]
+    assert shown == [("acme", 1, 4, 3), ("globex", 0, 4, 0)]
+    with capture_logs() as lines:
+        for now, refused in ((1.0, 1), (60.0, 1), (119.0, 1), (120.0, 0), (180.0, 0)):
+            clients.tenant("acme").counters.refused_kept += refused
+            watch.report()
+    assert [(line["tenant"], line["limits"], line["refused_kept"]) for line in lines if line["event"] == TENANT_LIMITS] == [
+        ("acme", ["kept_sessions"], 2), ("acme", ["kept_sessions"], 1),
+    ]  # fmt: skip
 
 
 def test_system_topics_of_a_tenant_say_nothing_of_others() -> None:

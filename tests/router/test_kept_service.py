@@ -23,7 +23,7 @@ from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.errors import Overloaded, Unavailable
 from pixiu.ids import ALL_TOPICS, EndpointID, topic_room
 from router.core import Core
-from router.kept.service import SWEEP_S, KeptService, entry_of
+from router.kept.service import SWEEP_S, TENANT_FULL, KeptService, entry_of
 from tests.router.replicas import ServedReplica
 
 BROKER = EndpointID(20)
@@ -164,6 +164,23 @@ async def test_it_is_confirmed_when_the_brokers_have_the_mark(world: World) -> N
 async def test_a_room_has_its_limit_and_the_others_are_kept(world: World) -> None:
     outcomes = await world.client.put([entry(f"a/{session}", session) for session in range(1, 6)] + [entry("b", 5)])
     assert [outcome.error and type(outcome.error) for outcome in outcomes] == [None, None, None, Overloaded, Overloaded, None]
+
+
+async def test_a_tenants_places_are_limited_and_survive_a_restart(world: World) -> None:
+    def place(session: int, tenant: str = "acme") -> kept_pb2.KeptEntry:
+        found = entry(f"$tenant/{tenant}", session, room=topic_room(tenant))
+        found.limit = 2
+        return found
+
+    outcomes = await world.client.put([place(1), place(2), place(3), place(1, "globex")])
+    assert [outcome.error and str(outcome.error) for outcome in outcomes] == [None, None, TENANT_FULL, None]
+    assert await world.client.count(["acme", "globex", "none"]) == {"acme": 2, "globex": 1, "none": 0}
+    for each in world.replicas:
+        assert not each.core.is_marked(topic_room("acme")), "brokers have nothing to do with it"
+        await each.stop()
+    for each in world.replicas:
+        await each.start()
+    assert (await world.client.put([place(3)]))[0].error is not None
 
 
 async def test_a_mark_goes_when_its_room_has_been_empty_for_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

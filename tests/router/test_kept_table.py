@@ -93,6 +93,24 @@ def test_a_room_has_a_limit_of_sessions_and_none_of_filters_of_one() -> None:
     assert found.put(entry("a/4", 4), NOW) is Stored.NEW
 
 
+def test_a_tenant_has_as_many_places_as_the_newest_session_says() -> None:
+    def place(session: int, version: int = 1, *, limit: int = 2, live: bool = True, until: int = UNTIL) -> Entry:
+        return entry("$tenant/acme", session, version, room=topic_room("acme"), live=live, until=until)._replace(limit=limit)
+
+    found = table(place(1, until=NOW + 10), place(2), entry("acme/a", 2))
+    assert (found.places(b"$tenant/acme"), list(found.rooms)) == (2, [topic_room("acme")])
+    assert matched(found, "acme/a") == [2], "a place is no filter"
+    assert found.put(place(3), NOW) is Stored.FULL
+    assert found.put(place(3, limit=0), NOW) is Stored.NEW
+    assert found.put(place(2, 2, limit=1), NOW) is Stored.NEW, "a session that has a place keeps it"
+    assert found.put(entry("$tenant/globex", 3, room=topic_room("globex"))._replace(limit=1), NOW) is Stored.NEW
+    assert found.put(place(3, 2, live=False), NOW) is Stored.NEW
+    found.expire(NOW + 10)
+    assert found.places(b"$tenant/acme") == 1
+    assert found.put(place(3, 3), NOW) is Stored.NEW
+    assert [each.session for each in found.listing(0, b"", 0)[0] if each.is_place and b"acme" in each.filter] == [2, 3]
+
+
 def test_what_is_there_can_be_renewed_when_nothing_more_has_space() -> None:
     found = table(entry("a", 1), bytes_=2_000)
     assert found.put(entry("b", 1), NOW) is Stored.FULL
@@ -124,6 +142,7 @@ def test_listings_come_in_slices_with_each_entry_once() -> None:
     [
         ("room/42", 42, True), ("room/42", 43, False), ("a/+/b", 0, True), ("a/+/b", 42, False), ("#", ALL_TOPICS + 5, True),
         ("a/#/b", 0, False), ("$share/g/a", 0, False), ("$SYS/x", 0, False), ("user/7", 0, False), ("", 0, False),
+        ("$tenant/acme", topic_room("acme"), True), ("$tenant/acme", topic_room("other"), False), ("$tenant/", 0, False),
     ],
 )  # fmt: skip
 def test_only_filters_of_rooms_are_kept(name: str, room: int, whole: bool) -> None:

@@ -21,9 +21,11 @@ from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, p
 from tools.cli.status import read_registry
 
 STAGES: Final = ("none", "no_qos_0", "refused")
+OF_CLUSTER: Final = ("retained", "kept")
+"""Counts of the whole cluster, which each gateway has."""
 SUMS: Final = (
     "sessions", "subscriptions", "messages_in", "bytes_in", "messages_out", "bytes_out", "dropped_in", "dropped_out",
-    "refused_messages", "refused_sessions", "refused_subscriptions",
+    "refused_messages", "refused_sessions", "refused_subscriptions", "refused_kept",
 )  # fmt: skip
 RATES: Final = ("messages_in", "bytes_in", "messages_out", "bytes_out")
 
@@ -34,8 +36,8 @@ def tenants(
     interval_s: Annotated[float, typer.Option("--interval", help="Seconds over which rates are measured.", min=0.1, max=60)] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """List the tenants of the cluster: sessions, subscriptions, rates, what was dropped and refused, and what overloaded gateways
-    take from them now. Those that use the most come first."""
+    """List the tenants of the cluster: sessions and those that outlive their connections (kept), subscriptions, rates, what was
+    dropped and refused, and what overloaded gateways take from them now. Those that use the most come first."""
     found, silent = asyncio.run(_measure(target, interval_s))
     shown = sorted(found, key=lambda each: (-each["messages_in_per_s"] - each["messages_out_per_s"], each["tenant"]))
     if as_json:
@@ -48,16 +50,22 @@ def tenants(
 
 def _table(shown: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None)
-    for name in ("tenant", "sessions", "filters", "in/s", "out/s", "retained", "dropped", "refused", "overload"):
+    for name in ("tenant", "sessions", "kept", "filters", "in/s", "out/s", "retained", "dropped", "refused", "overload"):
         table.add_column(name)
     for each in shown:
-        refused = each["refused_messages"] + each["refused_sessions"] + each["refused_subscriptions"]
+        refused = sum(each[name] for name in SUMS if name.startswith("refused"))
         table.add_row(
-            visible(each["tenant"]), str(each["sessions"]), str(each["subscriptions"]), f"{each['messages_in_per_s']:.0f}",
-            f"{each['messages_out_per_s']:.0f}", str(each["retained"]), str(each["dropped_in"] + each["dropped_out"]),
+            visible(each["tenant"]), str(each["sessions"]), _of(each, "kept"), str(each["subscriptions"]),
+            f"{each['messages_in_per_s']:.0f}", f"{each['messages_out_per_s']:.0f}", _of(each, "retained"), str(each["dropped_in"] + each["dropped_out"]),
             str(refused), "" if each["stage"] == STAGES[0] else each["stage"].replace("_", " "),
         )  # fmt: skip
     return table
+
+
+def _of(each: Mapping[str, Any], name: str) -> str:
+    """A count of the cluster, with the most that is allowed."""
+    most = each[f"max_{name}"]
+    return f"{each[name]}/{most}" if most else str(each[name])
 
 
 async def _measure(target: str, interval_s: float) -> tuple[list[dict[str, Any]], list[str]]:
@@ -83,13 +91,14 @@ async def _ask(nodes: Sequence[Node]) -> tuple[dict[str, dict[str, Any]], list[s
 
 
 def added(answers: Iterable[Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Tenants of several gateways, by name: sums, the highest stage and the latest count of what is retained."""
+    """Tenants of several gateways, by name: sums, the highest stage and the highest counts of the cluster."""
     found: dict[str, dict[str, Any]] = {}
     for each in (tenant for answer in answers for tenant in answer):
-        total = found.setdefault(each["tenant"], {**each, **dict.fromkeys(SUMS, 0), "stage": STAGES[0], "retained": 0})
+        total = found.setdefault(each["tenant"], {**each, **dict.fromkeys((*SUMS, *OF_CLUSTER), 0), "stage": STAGES[0]})
         for name in SUMS:
             total[name] += each[name]
-        total["retained"] = max(total["retained"], each["retained"])
+        for name in OF_CLUSTER:
+            total[name] = max(total[name], each[name])
         total["stage"] = max(total["stage"], each["stage"], key=STAGES.index)
     return found
 

@@ -70,6 +70,8 @@ class TenantSettings:
     """Retained messages in the cluster, as far as a gateway knows it; more are refused."""
     retained_bytes: int = 0
     """The same in bytes."""
+    kept_sessions: int = 0
+    """MQTT sessions in the cluster that outlive their connections; more are refused."""
 
 
 def range_of(text: str) -> tuple[int, int]:

@@ -54,6 +54,8 @@ class TenantCounters:
     """Published messages of QoS 1 and 2, and retained ones, that were refused."""
     refused_sessions: int = 0
     refused_subscriptions: int = 0
+    refused_kept: int = 0
+    """Sessions that would outlive their connections."""
 
 
 @dataclass(slots=True)
@@ -81,6 +83,8 @@ class TenantUse:
     stage: Stage = Stage.NONE
     counters: TenantCounters = field(default_factory=TenantCounters)
     retained: Retained = field(default_factory=Retained)
+    kept: int = 0
+    """Sessions in the cluster that outlive their connections, as routers counted them last."""
     _in: Meter = field(init=False)
     _out: Meter = field(init=False)
 
@@ -109,6 +113,11 @@ class TenantUse:
             return
         self.counters.refused_sessions += 1
         raise QuotaReached(text, FULL_RETRY_MS)
+
+    def kept_refused(self, text: str) -> QuotaReached:
+        """The error for a session that the routers have no place for. `text`: theirs."""
+        self.counters.refused_kept += 1
+        return QuotaReached(text, FULL_RETRY_MS)
 
     def take_subscriptions(self, number: int) -> bool:
         """Take places for filters. False: there are not enough."""

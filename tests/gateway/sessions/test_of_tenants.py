@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +12,7 @@ import pytest
 from cluster.access.login_guard import LoginGuard
 from cluster.core import log
 from cluster.mqtt import codec
-from cluster.mqtt.outbound import Delivery as Outbound
-from cluster.mqtt.packets import MQTT_5, Connack, Connect, Disconnect, Publish, Suback, Subscribe
+from cluster.mqtt.packets import MQTT_3_1_1, MQTT_5, Connack, Connect, Dialect, Disconnect, Publish, Suback, Subscribe
 from cluster.mqtt.properties import Property
 from cluster.mqtt.properties_in_records import origin_of
 from cluster.mqtt.reason_codes import ReasonCode
@@ -25,12 +24,17 @@ from gateway.mqtt.keeping import Keeping
 from gateway.sessions.queue import SessionState
 from gateway.sessions.service import Sessions
 from gateway.sessions.states import NoteName, SessionNote
-from pixiu.ids import session_uin, snowflake
+from pixiu.errors import Overloaded, PixiuError
+from pixiu.ids import session_uin
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.envelope import Delivery
 from pixiu.wire.inbox_operations import CLEAR, Clears, Note
 from pixiu.wire.record import Flag, Kind, encode, with_topic
+from router.kept.service import entry_of
+from router.kept.table import KeptTable
+from router.replicated.service import now_ms
+from router.replicated.table import Stored
 from tests.gateway.test_tenants import TENANTS, sent
 from tests.gateway.world import Wire, World, of, runs_of
 from tests.pi.memory import Replica
@@ -39,7 +43,7 @@ from tests.support.waiting import until
 
 
 class Kept(NamedTuple):
-    error: None = None
+    error: PixiuError | None = None
 
 
 class Cluster:
@@ -49,15 +53,22 @@ class Cluster:
         self.world, self.logins, self.guard = world, logins, guard
         self.pi = Replica()
         self.entries: list[kept_pb2.KeptEntry] = []
-        self.sessions = Sessions(
-            self, self, serves=lambda: True, max_expiry_s=lambda: 3600, topics=TopicRooms(""), vrooms=VRooms(),
-            now=time.monotonic, log=log.get_logger(),
-        )  # fmt: skip
+        self.table = KeptTable(1_000, 1 << 24, 100)
+        self.now = 1000.0
+        self.sessions = self.gateway()
         self.open: list[MQTTConnection] = []
+
+    def gateway(self) -> Sessions:
+        """The sessions of one gateway more."""
+        return Sessions(
+            self, self, serves=lambda: True, max_expiry_s=lambda: 3600, topics=TopicRooms(""), vrooms=VRooms(),
+            now=lambda: self.now, log=log.get_logger(),
+        )  # fmt: skip
 
     async def put(self, entries: Sequence[kept_pb2.KeptEntry]) -> list[Kept]:
         self.entries += entries
-        return [Kept() for _ in entries]
+        stored = [self.table.put(entry_of(entry), now_ms()) for entry in entries]
+        return [Kept(Overloaded("it is full") if each is Stored.FULL else None) for each in stored]
 
     async def read(self, uin: int) -> SessionState:
         notes, generation = self.pi.state.notes.of(uin)
@@ -80,14 +91,16 @@ class Cluster:
     async def stored(self, number: int) -> SessionNote:
         return SessionNote.decode((await self.read(number)).notes[NoteName.SESSION][1])
 
-    async def connect(self, tenant: str, *filters: str, uin: int = 7) -> tuple[MQTTConnection, Wire]:
+    async def connect(
+        self, tenant: str, *filters: str, uin: int = 7, clean: bool = False, expiry_s: int = 600, dialect: Dialect = MQTT_5
+    ) -> tuple[MQTTConnection, Wire]:
         """A client phone with a session, that subscribes with QoS 1."""
         connection, wire = MQTTConnection(self.world.clients, self.sessions), Wire()
         connection.connection_made(wire)
         token = self.logins.token("alice", uin, tenant=tenant).encode()
-        terms: dict[int, object] = {Property.SESSION_EXPIRY: 600}
-        first = Connect("phone", False, 0, password=token, user_name="alice", properties=terms, dialect=MQTT_5)
-        connection.data_received(codec.encode(first, MQTT_5))
+        terms: dict[int, object] | None = {Property.SESSION_EXPIRY: expiry_s} if dialect is MQTT_5 else None
+        first = Connect("phone", clean, 0, password=token, user_name="alice", properties=terms, dialect=dialect)
+        connection.data_received(codec.encode(first, dialect))
         self.open.append(connection)
         await until(lambda: bool(wire.writes))
         if filters:
@@ -207,3 +220,73 @@ async def test_what_comes_before_the_rules_were_asked_waits(cluster: Cluster) ->
     keeping.restored(["acme/a"])
     connection.flush()
     assert [packet.topic for packet in sent(wire, Publish)] == ["b"]
+
+
+@pytest.mark.parametrize("cluster", ["kept_sessions = 2"], indirect=True)
+async def test_a_tenant_keeps_as_many_sessions_as_it_may(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.mqtt.connection.REFUSAL_DELAY_S", 0.0)
+    used = next(each for each in cluster.guard.tenants if each.name == "acme")
+    for uin in (7, 8):
+        connection, _ = await cluster.connect("acme", "a", uin=uin)
+        connection.connection_lost(None)
+    _, wire = await cluster.connect("acme", uin=9)
+    assert [packet.code for packet in sent(wire, Connack)] == [ReasonCode.QUOTA_EXCEEDED]
+    _, wire = await cluster.connect("acme", uin=9, dialect=MQTT_3_1_1)
+    assert wire.writes == [codec.encode(Connack(False, 3), MQTT_3_1_1)]
+    assert used.counters.refused_kept == 2
+    assert not (await cluster.read(session_uin(1000009, "phone"))).exists
+    for tenant, uin, expiry_s in (("acme", 8, 600), ("acme", 9, 0), ("globex", 9, 600)):
+        _, wire = await cluster.connect(tenant, uin=uin, expiry_s=expiry_s)
+        (answer,) = sent(wire, Connack)
+        assert (answer.code, answer.session_present) == (0, uin == 8), "a session that is there, none, and one of another tenant"
+    assert await cluster.sessions.forget(1000007, "phone")
+    await until(lambda: cluster.table.places(b"$tenant/acme") == 1)
+    for clean in (False, True):
+        connection, wire = await cluster.connect("acme", uin=9, clean=clean)
+        assert [packet.code for packet in sent(wire, Connack)] == [0]
+    connection.data_received(codec.encode(Disconnect(0, {Property.SESSION_EXPIRY: 0}), MQTT_5))
+    await until(lambda: cluster.table.places(b"$tenant/acme") == 1)
+
+
+async def test_a_clean_start_is_answered_when_the_session_before_it_is_gone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = await cluster.connect("acme", "a")
+    first.connection_lost(None)
+    await until(lambda: not cluster.sessions.unfinished)
+    cleared, may_clear = asyncio.Event(), asyncio.Event()
+    clear = cluster.clear
+
+    async def slow(uin: int, generation: int) -> None:
+        cleared.set()
+        await may_clear.wait()
+        await clear(uin, generation)
+
+    monkeypatch.setattr(cluster, "clear", slow)
+    connecting = asyncio.create_task(cluster.connect("acme", clean=True, expiry_s=0))
+    await cleared.wait()
+    assert not connecting.done()
+    may_clear.set()
+    connection, wire = await connecting
+    assert not sent(wire, Connack)[0].session_present
+    assert connection.keeping is None
+    assert not (await cluster.read(session_uin(1000007, "phone"))).exists
+
+
+async def test_a_session_without_an_expiry_of_its_own_is_resumed_and_ends_with_the_connection(cluster: Cluster) -> None:
+    first, _ = await cluster.connect("acme", "a")
+    first.connection_lost(None)
+    await until(lambda: not cluster.sessions.unfinished)
+    again, wire = await cluster.connect("acme", expiry_s=0)
+    assert sent(wire, Connack)[0].session_present
+    number = session_uin(1000007, "phone")
+    again.deliver_inbox(runs_of([mail(number, 1, "acme/a")]), anew=True)
+    again.flush()
+    assert [packet.topic for packet in sent(wire, Publish)] == ["a"]
+    again.connection_lost(None)
+    await until(lambda: not cluster.sessions.unfinished)
+    assert not (await cluster.read(number)).exists
+    assert not len(cluster.table)
+    last, wire = await cluster.connect("acme", expiry_s=0)
+    assert not sent(wire, Connack)[0].session_present
+    assert last.keeping is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from cluster.wire.v1 import kept_pb2
 from gateway.sessions.queue import SessionState
 from gateway.sessions.states import NoteName, SessionNote
 from pixiu.errors import NotAllowed
-from pixiu.ids import session_uin
+from pixiu.ids import session_uin, topic_room
 from tests.gateway.sessions.test_of_tenants import Cluster, Kept
 from tests.gateway.world import World
 from tests.support.logins import Logins
@@ -40,7 +41,7 @@ async def test_a_clean_start_discards_a_session_whose_end_is_being_stored(cluste
     session = await sessions.begin(7, "phone", EXPIRY_S, clean=False)
     await sessions.keep(session, [Wanted("a", 1)])
     sessions.end(session, -1)
-    sessions.discard(7, "phone")
+    await sessions.discard(7, "phone")
     assert not (await sessions.begin(7, "phone", EXPIRY_S, clean=False)).present
 
 
@@ -50,7 +51,7 @@ async def test_a_session_begins_after_the_earlier_one_is_discarded(cluster: Clus
     await sessions.keep(session, [Wanted("a", 1)])
     sessions.end(session, -1)
     await until(lambda: not sessions.unfinished)
-    sessions.discard(7, "phone")
+    await sessions.discard(7, "phone")
     again = await sessions.begin(7, "phone", EXPIRY_S, clean=False)
     assert not again.present
     await sessions.keep(again, [Wanted("a", 1)])
@@ -125,3 +126,63 @@ async def test_filters_that_are_kept_after_the_end_of_a_connection_do_not_undo_i
     await keeping
     assert (await cluster.read(session.uin)).exists == bool(expiry_s)
     assert not expiry_s or not (await cluster.stored(session.uin)).connected
+
+
+async def test_after_a_clean_start_no_gateway_finds_the_session_before_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The client leaves one gateway, starts clean at a second one, and hurries to a third; each call takes its own time.
+    chance = random.Random(7)
+    read, write, clear = cluster.read, cluster.write, cluster.clear
+
+    async def take_time() -> None:
+        for _ in range(chance.randrange(6)):
+            await asyncio.sleep(0)
+
+    async def slow_read(uin: int) -> SessionState:
+        await take_time()
+        state = await read(uin)
+        await take_time()
+        return state
+
+    async def slow_write(uin: int, name: int, generation: int, value: bytes) -> None:
+        await take_time()
+        await write(uin, name, generation, value)
+        await take_time()
+
+    async def slow_clear(uin: int, generation: int) -> None:
+        await take_time()
+        await clear(uin, generation)
+        await take_time()
+
+    for name, slow in (("read", slow_read), ("write", slow_write), ("clear", slow_clear)):
+        monkeypatch.setattr(cluster, name, slow)
+    first, second, third = cluster.sessions, cluster.gateway(), cluster.gateway()
+    for number in range(100):
+        session = await first.begin(7, f"phone{number}", EXPIRY_S, clean=False)
+        await first.keep(session, [Wanted("a", 1)])
+        first.end(session, -1)
+        await take_time()
+        await second.discard(7, f"phone{number}")
+        assert not (await third.begin(7, f"phone{number}", EXPIRY_S, clean=False)).present, number
+
+
+async def test_a_session_goes_when_its_expiry_has_passed_and_stays_if_it_was_resumed_elsewhere(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions, other = cluster.sessions, cluster.gateway()
+    for client in ("gone", "elsewhere", "here"):
+        session = await sessions.begin(7, client, EXPIRY_S, clean=False)
+        await sessions.keep(session, [Wanted("a", 1)])
+        sessions.end(session, -1)
+    await until(lambda: not sessions.unfinished)
+    cluster.now += EXPIRY_S
+    sessions.sweep()
+    assert not sessions.unfinished, "it is not over yet"
+    resumed = [await other.begin(7, "elsewhere", EXPIRY_S, clean=False), await sessions.begin(7, "here", EXPIRY_S, clean=False)]
+    assert all(each.present for each in resumed)
+    cluster.now += 2.0
+    monkeypatch.setattr("gateway.sessions.service.is_over", lambda note, _: not note.connected)
+    sessions.sweep()
+    await until(lambda: not sessions.unfinished and len(cluster.table) == 2)
+    assert sessions.expired == 1
+    assert {number for number in cluster.table.match(0, topic_room("a"), b"a", 0, 0)} == {each.uin for each in resumed}
+    assert not (await cluster.read(session_uin(7, "gone"))).exists

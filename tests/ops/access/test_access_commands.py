@@ -99,7 +99,8 @@ async def test_a_guard_takes_the_passwords_and_tokens_that_were_made(access: Pat
     assert "carol added" in added.stdout
     assert (users.stat().st_mode & 0o077, b"a long word" in users.read_bytes()) == (0, False)
     assert "carol changed" in run.invoke(command(passwd), [str(users), "carol", "--uin", "31"], input="another word\n").stdout
-    made = run.invoke(command(token), [str(key), "alice", "--uin", "7", "--group", "players"]).stdout.strip()
+    arguments = [str(key), "alice", "--uin", "7", "--group", "players", "--claim", "tenant=acme", "--claim", "plan=a=b"]
+    made = run.invoke(command(token), arguments).stdout.strip()
     guard = LoginGuard(str(access), log.get_logger(), Audit(None))
     try:
         carol = await guard.check(Credentials("carol", "another word"))
@@ -107,3 +108,18 @@ async def test_a_guard_takes_the_passwords_and_tokens_that_were_made(access: Pat
     finally:
         await guard.close()
     assert (carol.user, carol.uin, alice.user, alice.uin, alice.groups) == ("carol", 31, "alice", 7, frozenset({"players"}))
+    assert (alice.claims["tenant"], alice.claims["plan"]) == ("acme", "a=b")
+
+
+@pytest.mark.parametrize(
+    ("claims", "why"),
+    [
+        (["tenant"], "must be NAME=VALUE"), (["=acme"], "must be NAME=VALUE"), (["sub=mallory"], "sets this claim itself"),
+        (["a=1", "a=2"], "is there twice"), ([f"a={'x' * 257}"], "more than 256 bytes"),
+        ([f"{number}={'x' * 256}" for number in range(40)], "give it fewer claims"),
+    ],
+)  # fmt: skip
+def test_a_claim_that_no_rule_could_use_is_refused(tmp_path: Path, claims: list[str], why: str) -> None:
+    arguments = [str(tmp_path / "key.pem"), "alice", *(part for claim in claims for part in ("--claim", claim))]
+    found = CliRunner().invoke(command(token), arguments)
+    assert (found.exit_code, why in found.stderr) == (2, True), found.output
