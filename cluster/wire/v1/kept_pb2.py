@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63luster/wire/v1/kept.proto\x12\x08pixiu.v1\"\x80\x01\n\tKeptEntry\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x0f\n\x07session\x18\x02 \x01(\x06\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x06\x12\x10\n\x08until_ms\x18\x05 \x01(\x04\x12\x0f\n\x07removed\x18\x06 \x01(\x08\x12\x10\n\x08no_local\x18\x07 \x01(\x08\"A\n\x08KeptPuts\x12$\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x13.pixiu.v1.KeptEntry\x12\x0f\n\x07replica\x18\x02 \x01(\x08\"^\n\x0bKeptOutcome\x12\x12\n\nerror_code\x18\x01 \x01(\t\x12\x12\n\nerror_text\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x06\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"7\n\x0cKeptOutcomes\x12\'\n\x08outcomes\x18\x01 \x03(\x0b\x32\x15.pixiu.v1.KeptOutcome\"<\n\x0cKeptQuestion\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\r\n\x05topic\x18\x02 \x01(\x0c\x12\x0f\n\x07session\x18\x03 \x01(\x06\":\n\rKeptQuestions\x12)\n\tquestions\x18\x01 \x03(\x0b\x32\x16.pixiu.v1.KeptQuestion\"\x1e\n\nKeptAnswer\x12\x10\n\x08sessions\x18\x01 \x03(\x06\"4\n\x0bKeptAnswers\x12%\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x14.pixiu.v1.KeptAnswer\"@\n\x0fKeptListRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\r\">\n\x08KeptList\x12$\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x13.pixiu.v1.KeptEntry\x12\x0c\n\x04next\x18\x02 \x01(\x0c\"E\n\x0bKeptDigests\x12\x0f\n\x07\x62uckets\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x12\n\npartitions\x18\x03 \x01(\r\"0\n\x08KeptPage\x12$\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x13.pixiu.v1.KeptEntry2\xde\x01\n\x04Kept\x12\x31\n\x03Put\x12\x12.pixiu.v1.KeptPuts\x1a\x16.pixiu.v1.KeptOutcomes\x12\x37\n\x05Match\x12\x17.pixiu.v1.KeptQuestions\x1a\x15.pixiu.v1.KeptAnswers\x12\x35\n\x04List\x12\x19.pixiu.v1.KeptListRequest\x1a\x12.pixiu.v1.KeptList\x12\x33\n\x04Sync\x12\x15.pixiu.v1.KeptDigests\x1a\x12.pixiu.v1.KeptPage0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63luster/wire/v1/kept.proto\x12\x08pixiu.v1\"\x8f\x01\n\tKeptEntry\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\x0f\n\x07session\x18\x02 \x01(\x06\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x06\x12\x10\n\x08until_ms\x18\x05 \x01(\x04\x12\x0f\n\x07removed\x18\x06 \x01(\x08\x12\x10\n\x08no_local\x18\x07 \x01(\x08\x12\r\n\x05limit\x18\x08 \x01(\r\"A\n\x08KeptPuts\x12$\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x13.pixiu.v1.KeptEntry\x12\x0f\n\x07replica\x18\x02 \x01(\x08\"^\n\x0bKeptOutcome\x12\x12\n\nerror_code\x18\x01 \x01(\t\x12\x12\n\nerror_text\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x06\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"7\n\x0cKeptOutcomes\x12\'\n\x08outcomes\x18\x01 \x03(\x0b\x32\x15.pixiu.v1.KeptOutcome\"<\n\x0cKeptQuestion\x12\x0c\n\x04room\x18\x01 \x01(\x06\x12\r\n\x05topic\x18\x02 \x01(\x0c\x12\x0f\n\x07session\x18\x03 \x01(\x06\":\n\rKeptQuestions\x12)\n\tquestions\x18\x01 \x03(\x0b\x32\x16.pixiu.v1.KeptQuestion\"\x1e\n\nKeptAnswer\x12\x10\n\x08sessions\x18\x01 \x03(\x06\"4\n\x0bKeptAnswers\x12%\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x14.pixiu.v1.KeptAnswer\"\"\n\x10KeptCountRequest\x12\x0e\n\x06places\x18\x01 \x03(\t\"\x1e\n\nKeptCounts\x12\x10\n\x08sessions\x18\x01 \x03(\r\"@\n\x0fKeptListRequest\x12\x0f\n\x07session\x18\x01 \x01(\x06\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\r\">\n\x08KeptList\x12$\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x13.pixiu.v1.KeptEntry\x12\x0c\n\x04next\x18\x02 \x01(\x0c\"E\n\x0bKeptDigests\x12\x0f\n\x07\x62uckets\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x12\n\npartitions\x18\x03 \x01(\r\"0\n\x08KeptPage\x12$\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x13.pixiu.v1.KeptEntry2\x99\x02\n\x04Kept\x12\x31\n\x03Put\x12\x12.pixiu.v1.KeptPuts\x1a\x16.pixiu.v1.KeptOutcomes\x12\x37\n\x05Match\x12\x17.pixiu.v1.KeptQuestions\x1a\x15.pixiu.v1.KeptAnswers\x12\x39\n\x05\x43ount\x12\x1a.pixiu.v1.KeptCountRequest\x1a\x14.pixiu.v1.KeptCounts\x12\x35\n\x04List\x12\x19.pixiu.v1.KeptListRequest\x1a\x12.pixiu.v1.KeptList\x12\x33\n\x04Sync\x12\x15.pixiu.v1.KeptDigests\x1a\x12.pixiu.v1.KeptPage0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,29 +32,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cluster.wire.v1.kept_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_KEPTENTRY']._serialized_start=41
-  _globals['_KEPTENTRY']._serialized_end=169
-  _globals['_KEPTPUTS']._serialized_start=171
-  _globals['_KEPTPUTS']._serialized_end=236
-  _globals['_KEPTOUTCOME']._serialized_start=238
-  _globals['_KEPTOUTCOME']._serialized_end=332
-  _globals['_KEPTOUTCOMES']._serialized_start=334
-  _globals['_KEPTOUTCOMES']._serialized_end=389
-  _globals['_KEPTQUESTION']._serialized_start=391
-  _globals['_KEPTQUESTION']._serialized_end=451
-  _globals['_KEPTQUESTIONS']._serialized_start=453
-  _globals['_KEPTQUESTIONS']._serialized_end=511
-  _globals['_KEPTANSWER']._serialized_start=513
-  _globals['_KEPTANSWER']._serialized_end=543
-  _globals['_KEPTANSWERS']._serialized_start=545
-  _globals['_KEPTANSWERS']._serialized_end=597
-  _globals['_KEPTLISTREQUEST']._serialized_start=599
-  _globals['_KEPTLISTREQUEST']._serialized_end=663
-  _globals['_KEPTLIST']._serialized_start=665
-  _globals['_KEPTLIST']._serialized_end=727
-  _globals['_KEPTDIGESTS']._serialized_start=729
-  _globals['_KEPTDIGESTS']._serialized_end=798
-  _globals['_KEPTPAGE']._serialized_start=800
-  _globals['_KEPTPAGE']._serialized_end=848
-  _globals['_KEPT']._serialized_start=851
-  _globals['_KEPT']._serialized_end=1073
+  _globals['_KEPTENTRY']._serialized_end=184
+  _globals['_KEPTPUTS']._serialized_start=186
+  _globals['_KEPTPUTS']._serialized_end=251
+  _globals['_KEPTOUTCOME']._serialized_start=253
+  _globals['_KEPTOUTCOME']._serialized_end=347
+  _globals['_KEPTOUTCOMES']._serialized_start=349
+  _globals['_KEPTOUTCOMES']._serialized_end=404
+  _globals['_KEPTQUESTION']._serialized_start=406
+  _globals['_KEPTQUESTION']._serialized_end=466
+  _globals['_KEPTQUESTIONS']._serialized_start=468
+  _globals['_KEPTQUESTIONS']._serialized_end=526
+  _globals['_KEPTANSWER']._serialized_start=528
+  _globals['_KEPTANSWER']._serialized_end=558
+  _globals['_KEPTANSWERS']._serialized_start=560
+  _globals['_KEPTANSWERS']._serialized_end=612
+  _globals['_KEPTCOUNTREQUEST']._serialized_start=614
+  _globals['_KEPTCOUNTREQUEST']._serialized_end=648
+  _globals['_KEPTCOUNTS']._serialized_start=650
+  _globals['_KEPTCOUNTS']._serialized_end=680
+  _globals['_KEPTLISTREQUEST']._serialized_start=682
+  _globals['_KEPTLISTREQUEST']._serialized_end=746
+  _globals['_KEPTLIST']._serialized_start=748
+  _globals['_KEPTLIST']._serialized_end=810
+  _globals['_KEPTDIGESTS']._serialized_start=812
+  _globals['_KEPTDIGESTS']._serialized_end=881
+  _globals['_KEPTPAGE']._serialized_start=883
+  _globals['_KEPTPAGE']._serialized_end=931
+  _globals['_KEPT']._serialized_start=934
+  _globals['_KEPT']._serialized_end=1215
 # @@protoc_insertion_point(module_scope)

@@ -3,6 +3,7 @@
 isort:skip_file
 Filters of MQTT sessions that outlive their connections, which the routers keep beside the membership of rooms: a partition keeps
 those of the rooms that it serves. Proxies store a message of QoS 1 or 2 for them before brokers deliver it.
+Places of such sessions among those of their tenant are kept in the same way: see cluster/routers/places.py.
 """
 
 from collections import abc as _abc
@@ -31,12 +32,13 @@ class KeptEntry(_message.Message):
     UNTIL_MS_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
     NO_LOCAL_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
     room: _builtins.int
     """one that carries what the filter matches, as gateways join it"""
     session: _builtins.int
     """pixiu.ids.session_uin"""
     filter: _builtins.str
-    """a room ("room/42"), a free topic, or a filter with wildcards"""
+    """a room ("room/42"), a free topic, or a filter with wildcards; of a place: "$tenant/NAME" """
     version: _builtins.int
     """the higher one wins"""
     until_ms: _builtins.int
@@ -44,6 +46,8 @@ class KeptEntry(_message.Message):
     removed: _builtins.bool
     no_local: _builtins.bool
     """not for messages of the session's own client"""
+    limit: _builtins.int
+    """of a place: a new one is refused where there are as many; 0: no limit"""
     def __init__(
         self,
         *,
@@ -54,10 +58,11 @@ class KeptEntry(_message.Message):
         until_ms: _builtins.int = ...,
         removed: _builtins.bool = ...,
         no_local: _builtins.bool = ...,
+        limit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "no_local", b"no_local", "removed", b"removed", "room", b"room", "session", b"session", "until_ms", b"until_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "limit", b"limit", "no_local", b"no_local", "removed", b"removed", "room", b"room", "session", b"session", "until_ms", b"until_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -234,6 +239,50 @@ class KeptAnswers(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KeptAnswers: _TypeAlias = KeptAnswers  # noqa: Y015
+
+@_typing.final
+class KeptCountRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """each "$tenant/NAME" """
+
+    def __init__(
+        self,
+        *,
+        places: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["places", b"places"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptCountRequest: _TypeAlias = KeptCountRequest  # noqa: Y015
+
+@_typing.final
+class KeptCounts(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one for each place, in order"""
+
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptCounts: _TypeAlias = KeptCounts  # noqa: Y015
 
 @_typing.final
 class KeptListRequest(_message.Message):

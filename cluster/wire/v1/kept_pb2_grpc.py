@@ -44,6 +44,11 @@ class KeptStub(object):
                 request_serializer=cluster_dot_wire_dot_v1_dot_kept__pb2.KeptQuestions.SerializeToString,
                 response_deserializer=cluster_dot_wire_dot_v1_dot_kept__pb2.KeptAnswers.FromString,
                 _registered_method=True)
+        self.Count = channel.unary_unary(
+                '/pixiu.v1.Kept/Count',
+                request_serializer=cluster_dot_wire_dot_v1_dot_kept__pb2.KeptCountRequest.SerializeToString,
+                response_deserializer=cluster_dot_wire_dot_v1_dot_kept__pb2.KeptCounts.FromString,
+                _registered_method=True)
         self.List = channel.unary_unary(
                 '/pixiu.v1.Kept/List',
                 request_serializer=cluster_dot_wire_dot_v1_dot_kept__pb2.KeptListRequest.SerializeToString,
@@ -75,6 +80,13 @@ class KeptServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Count(self, request, context):
+        """From a gateway: the numbers of sessions that have places among those of tenants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def List(self, request, context):
         """A slice of what is kept, in order; ask again with `next` until it is empty.
         """
@@ -101,6 +113,11 @@ def add_KeptServicer_to_server(servicer, server):
                     servicer.Match,
                     request_deserializer=cluster_dot_wire_dot_v1_dot_kept__pb2.KeptQuestions.FromString,
                     response_serializer=cluster_dot_wire_dot_v1_dot_kept__pb2.KeptAnswers.SerializeToString,
+            ),
+            'Count': grpc.unary_unary_rpc_method_handler(
+                    servicer.Count,
+                    request_deserializer=cluster_dot_wire_dot_v1_dot_kept__pb2.KeptCountRequest.FromString,
+                    response_serializer=cluster_dot_wire_dot_v1_dot_kept__pb2.KeptCounts.SerializeToString,
             ),
             'List': grpc.unary_unary_rpc_method_handler(
                     servicer.List,
@@ -167,6 +184,33 @@ class Kept(object):
             '/pixiu.v1.Kept/Match',
             cluster_dot_wire_dot_v1_dot_kept__pb2.KeptQuestions.SerializeToString,
             cluster_dot_wire_dot_v1_dot_kept__pb2.KeptAnswers.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Count(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pixiu.v1.Kept/Count',
+            cluster_dot_wire_dot_v1_dot_kept__pb2.KeptCountRequest.SerializeToString,
+            cluster_dot_wire_dot_v1_dot_kept__pb2.KeptCounts.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,6 +3,7 @@
 isort:skip_file
 Filters of MQTT sessions that outlive their connections, which the routers keep beside the membership of rooms: a partition keeps
 those of the rooms that it serves. Proxies store a message of QoS 1 or 2 for them before brokers deliver it.
+Places of such sessions among those of their tenant are kept in the same way: see cluster/routers/places.py.
 """
 
 from cluster.wire.v1 import kept_pb2 as _kept_pb2
@@ -40,6 +41,8 @@ class KeptStub:
     """
     Match: _grpc.UnaryUnaryMultiCallable[_kept_pb2.KeptQuestions, _kept_pb2.KeptAnswers]
     """From a proxy: the sessions that messages are for."""
+    Count: _grpc.UnaryUnaryMultiCallable[_kept_pb2.KeptCountRequest, _kept_pb2.KeptCounts]
+    """From a gateway: the numbers of sessions that have places among those of tenants."""
     List: _grpc.UnaryUnaryMultiCallable[_kept_pb2.KeptListRequest, _kept_pb2.KeptList]
     """A slice of what is kept, in order; ask again with `next` until it is empty."""
     Sync: _grpc.UnaryStreamMultiCallable[_kept_pb2.KeptDigests, _kept_pb2.KeptPage]
@@ -55,6 +58,8 @@ class KeptAsyncStub(KeptStub):
     """
     Match: _aio.UnaryUnaryMultiCallable[_kept_pb2.KeptQuestions, _kept_pb2.KeptAnswers]  # type: ignore[assignment]
     """From a proxy: the sessions that messages are for."""
+    Count: _aio.UnaryUnaryMultiCallable[_kept_pb2.KeptCountRequest, _kept_pb2.KeptCounts]  # type: ignore[assignment]
+    """From a gateway: the numbers of sessions that have places among those of tenants."""
     List: _aio.UnaryUnaryMultiCallable[_kept_pb2.KeptListRequest, _kept_pb2.KeptList]  # type: ignore[assignment]
     """A slice of what is kept, in order; ask again with `next` until it is empty."""
     Sync: _aio.UnaryStreamMultiCallable[_kept_pb2.KeptDigests, _kept_pb2.KeptPage]  # type: ignore[assignment]
@@ -79,6 +84,14 @@ class KeptServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kept_pb2.KeptAnswers, _abc.Awaitable[_kept_pb2.KeptAnswers]]:
         """From a proxy: the sessions that messages are for."""
+
+    @_abc_1.abstractmethod
+    def Count(
+        self,
+        request: _kept_pb2.KeptCountRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kept_pb2.KeptCounts, _abc.Awaitable[_kept_pb2.KeptCounts]]:
+        """From a gateway: the numbers of sessions that have places among those of tenants."""
 
     @_abc_1.abstractmethod
     def List(
