@@ -25,7 +25,10 @@ or were the oldest of 1,000 that wait, were closed, and came again. With room fo
 after 240 s, load 8 to 30). With a bound of 500 CONNECTs that wait, above which a gateway accepts nobody, the second storm took
 63 s, the innocent 438 ms at p99 and 45,000 attempts in vain (load 8): better, and not yet good.
 
-    python -m benchmarks.clients.storm [--clients 20000] [--gateways 3] [--what gateway,connections,all] [--workers 2]
+With `--kept` each client has a session that outlives its connection, and is back when CONNACK has session present: its filter is
+in effect again. That needs Pi and Xiu, and a read and two writes there (the end, the fence) for each client.
+
+    python -m benchmarks.clients.storm [--clients 20000] [--gateways 3] [--what gateway,connections,all] [--workers 2] [--kept]
         [--set gateway.connect_rate_per_s=1000] [--json]
 """
 
@@ -49,6 +52,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.clients.connection import Connection, Lost, Refused, Session, connect
+from benchmarks.clients.random_clients import STORES
 from benchmarks.clients.watching import anonymous_mib, cpu_s, percentile
 from benchmarks.clusters.growth import tell
 from cluster.mqtt.packets import Publish
@@ -56,6 +60,7 @@ from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.shared_zookeeper import end_shared_server
 
 SHAPE = ("--proxies=1", "--relays=0", "--brokers=1", "--broker-replicas=1", "--routers=1", "--router-replicas=1")
+KEPT = ("--relays=1", "--relay-replicas=1", *STORES)
 PER_ADDRESS = 5_000
 """Clients of one loopback address."""
 RAMP = 200
@@ -76,8 +81,8 @@ INNOCENT = "innocent/beat"
 class Clients:
     """The clients of one worker."""
 
-    def __init__(self, first: int, count: int, ports: Sequence[int]) -> None:
-        self._first, self._count, self._ports = first, count, ports
+    def __init__(self, first: int, count: int, ports: Sequence[int], kept: bool) -> None:
+        self._first, self._count, self._ports, self._kept = first, count, ports, kept
         self._tasks: list[asyncio.Task[None]] = []
         self._open: dict[int, Connection] = {}
         self._gate = asyncio.Semaphore(RAMP)
@@ -123,7 +128,10 @@ class Clients:
         async with self._gate if self._ramping else contextlib.nullcontext():
             connection = None
             try:
-                connection = await connect(("127.0.0.1", rolls.choice(self._ports)), session, keep_alive_s=600, source=source)
+                address = "127.0.0.1", rolls.choice(self._ports)
+                connection = await connect(address, session, clean=not self._kept, keep_alive_s=600, source=source)
+                if connection.session_present:
+                    return connection
                 (code,) = await connection.subscribe([(f"storm/{number % 1000}/{number}", 1)])
                 if code >= 0x80:
                     raise Refused(code)
@@ -136,9 +144,9 @@ class Clients:
                 return None
 
 
-async def worker(first: int, count: int, ports: list[int]) -> None:
+async def worker(first: int, count: int, ports: list[int], kept: bool) -> None:
     """Run clients until the input ends; a line `cut` cuts all."""
-    clients = Clients(first, count, ports)
+    clients = Clients(first, count, ports, kept)
     await clients.start()
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -211,13 +219,13 @@ class Crowd:
 
 
 @contextlib.asynccontextmanager
-async def crowd(clients: int, workers: int, ports: Sequence[int]) -> AsyncIterator[Crowd]:
+async def crowd(clients: int, workers: int, ports: Sequence[int], kept: bool) -> AsyncIterator[Crowd]:
     """Workers with so many clients, killed afterwards."""
     share = -(-clients // workers)
     processes = []
     try:
         for first in range(0, clients, share):
-            words = ("--worker", json.dumps([first, min(share, clients - first), list(ports)]))
+            words = ("--worker", json.dumps([first, min(share, clients - first), list(ports), kept]))
             processes.append(
                 await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "benchmarks.clients.storm", *words, stdin=PIPE, stdout=PIPE, limit=1 << 20
@@ -306,12 +314,16 @@ async def storm(what: str, cluster: LocalCluster, clients: Crowd, count: int) ->
     await asyncio.sleep(AFTER_S)
     watched.cancel()
     await innocent.stop()
-    spent = [used - cpu.get(pid, 0.0) for pid, used in (await asyncio.to_thread(cpu_s, cluster)).items()]
+    roles = {int(process["pid"]): process["role"] for process in cluster.status()["processes"]}
+    spent: Counter[str] = Counter()
+    for pid, used in (await asyncio.to_thread(cpu_s, cluster)).items():
+        spent[roles.get(pid, "")] += round((used - cpu.get(pid, 0.0)) * 1000)
     bound = BOUND_MIB + BOUND_KIB * count / 1024
     return {
         "fewest": clients.least, "back_s": round(took, 1), "curve": curve, "counts": dict(clients.counts),
         "innocent before": innocent.figures(began - BEFORE_S, began), "innocent during": innocent.figures(began, end),
-        "innocent failed": dict(innocent.failed), "server_cpu_s": round(sum(spent), 1),
+        "innocent failed": dict(innocent.failed), "server_cpu_s": round(spent.total() / 1000, 1),
+        "cpu_ms_a_client": {role: round(used / count, 2) for role, used in spent.most_common()},
         "gateway_mib": {
             str(port): f"{before_mib.get(port, 0.0):.0f} before, {mib:.0f} at most" for port, mib in sorted(most_mib.items())
         },
@@ -333,12 +345,13 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All storms on one cluster. Returns the figures."""
     figures: dict[str, Any] = {}
     options = [*SHAPE, f"--gateways={arguments.gateways}", "--set=cluster.topic_rooms=storm=2:256"]
+    options += KEPT if arguments.kept else []
     with running_cluster(folder, *options, *(f"--set={each}" for each in arguments.set), layout="separate") as cluster:
         await asyncio.to_thread(cluster.wait_healthy)
         began = time.monotonic()
         pids = [int(each["pid"]) for each in cluster.processes("gateway")]
         empty = sum(map(anonymous_mib, pids))
-        async with crowd(arguments.clients, arguments.workers, cluster.mqtt_ports()) as clients:
+        async with crowd(arguments.clients, arguments.workers, cluster.mqtt_ports(), arguments.kept) as clients:
             await clients.until(arguments.clients, "the ramp")
             figures["ramp_s"] = round(time.monotonic() - began, 1)
             figures["kib_per_client"] = round((sum(map(anonymous_mib, pids)) - empty) * 1024 / arguments.clients, 1)
@@ -372,6 +385,7 @@ def main() -> int:
     parser.add_argument("--gateways", type=int, default=3)
     parser.add_argument("--what", default="gateway,connections,all")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--kept", action="store_true", help="sessions that outlive their connections")
     parser.add_argument("--aim-s", type=float, default=60.0)
     parser.add_argument("--set", action="append", default=[], help="setting of the cluster; repeatable")
     parser.add_argument("--json", action="store_true")

@@ -316,10 +316,10 @@ def test_all_above_their_shares_lose_qos_0_before_any_is_refused() -> None:
 async def test_the_watch_measures_the_loop_and_counts_what_is_retained(clients: Clients) -> None:
     await clients.connect("acme", *[Publish("a", b"x")] * 50)
     memory = 0.0
-    counted: list[str] = []
+    asked: list[str] = []
 
     async def count(name: str) -> tuple[int, int]:
-        counted.append(name)
+        asked.append(name)
         if name.startswith("globex"):
             raise Unavailable("no router")
         return 3, 300
@@ -349,7 +349,7 @@ async def test_the_watch_measures_the_loop_and_counts_what_is_retained(clients: 
         used.retained.asked = True
     await watch.count_retained()
     await watch.count_retained()
-    assert counted == ["acme/#", "globex/#"]
+    assert asked == ["acme/#", "globex/#"]
     page: Any = await counted(clients.guard.tenants, watch, {})
     shown = [(each["tenant"], each["sessions"], each["kept"], each["retained"]) for each in page["tenants"]]
     assert shown == [("acme", 1, 4, 3), ("globex", 0, 4, 0)]

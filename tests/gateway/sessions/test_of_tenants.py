@@ -160,7 +160,7 @@ async def test_an_inbox_is_the_tenants_own_and_says_its_names(cluster: Cluster) 
         connection, wire = await cluster.connect(tenant, "#")
         number = session_uin(uin, "phone")
         assert [each.filter for each in (await cluster.stored(number)).filters] == [f"{tenant}/#"]
-        assert {entry.filter for entry in cluster.entries if entry.session == number} == {f"{tenant}/#"}
+        assert {entry.filter for entry in cluster.entries if entry.session == number} == {f"{tenant}/#", f"$tenant/{tenant}"}
         assert of(ev.Opened, cluster.world.events)[-1].session == number
         inboxes.add(number)
         mails = [mail(number, place, f"{tenant}/{name}") for place, name in enumerate(("a", "room/5"), 1)]
