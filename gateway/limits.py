@@ -49,8 +49,7 @@ LIMITS_BY_LABEL: Final[Mapping[str, Mapping[str, str]]] = {
         CloseReason.UNRELEASED.value: "unreleased messages of QoS 2",
     },
     "packets_malformed_total{error}": {
-        reason.name.lower(): "size of packets, their filters or user properties"
-        for reason in _TOO_MUCH
+        reason.name.lower(): "size of packets, their filters or user properties" for reason in _TOO_MUCH
     },
 }
 """The same for counts by label."""

@@ -44,8 +44,8 @@ from gateway.delivery.signals import SignalTable
 from gateway.delivery.trace_files import TraceWriter, open_traces
 from gateway.grpc.mail_streams import MailDeliveryService
 from gateway.grpc.subscriber import SubscriberService
-from gateway.membership.controls import event_of, signals_delivered
 from gateway.limits import LIMITS_MET, REPORT_S, LimitReport
+from gateway.membership.controls import event_of, signals_delivered
 from gateway.numbers import GatewayNumbers
 from gateway.options import Options
 from gateway.retained.client import RetainedClient

@@ -1,9 +1,9 @@
 """Places of sessions that outlive their connections among those of their tenant, which routers keep like filters. Pure.
 
-    gateway ── "$tenant/acme", its session, the tenant's limit ──▶ the router partition of that name ── as many there already? refused
+    gateway ── "$tenant/acme", its session, the tenant's limit ──▶ the router partition of that name ── as many there? refused
 
-All gateways ask one replica, so the count is right however many sessions begin at a time. Like a filter, a place is on every replica
-and in its database, is renewed with its session, and goes with it.
+All gateways ask one replica, so the count is right however many sessions begin at a time. Like a filter, a place is on every
+replica and in its database, is renewed with its session, and goes with it.
 
 Source: docs/tenants.md, "Limits".
 """

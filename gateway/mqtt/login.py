@@ -131,7 +131,7 @@ class Login:
                 work = self._log_in_later(guard, credentials, identity, connect)
                 self._task = asyncio.get_running_loop().create_task(work)
                 return None
-            access = self._client.access = open_user(guard, identity, address, connect.client_id, self._client.login_over)
+            self._client.access = open_user(guard, identity, address, connect.client_id, self._client.login_over)
         except PixiuError as error:
             return code_of(error)
         return ReasonCode.SUCCESS

@@ -149,7 +149,8 @@ class Sessions:
         return found
 
     async def resume(self, uin: int, client_id: str, tenant: TenantUse | None = None) -> Session | None:
-        """Resume the session of a user's client for one connection, with which it ends. None: there is none. Raises `PixiuError`."""
+        """Resume the session of a user's client for one connection, with which it ends. Returns None if there is none.
+        Raises `PixiuError`."""
         return await self._begin(uin, client_id, 0, False, tenant)
 
     async def _begin(self, uin: int, client_id: str, expiry_s: int, clean: bool, tenant: TenantUse | None) -> Session | None:
@@ -234,8 +235,8 @@ class Sessions:
         self._ends(session.uin, lambda: self._over(session) if over else self._end(session, put=expiry_s > 0))
 
     async def discard(self, uin: int, client_id: str) -> None:
-        """Discard what an earlier connection left, before a client with a clean start that keeps no session is accepted: wherever it
-        connects after that, the session is gone."""
+        """Discard what an earlier connection left, before a client with a clean start that keeps no session is accepted: wherever
+        it connects after that, the session is gone."""
         number = session_uin(uin, client_id)
         self._expiring.pop(number, None)
         self._ends(number, partial(self._clear, number))

@@ -263,8 +263,8 @@ def renewal_s(expiry_s: int) -> int:
 
 
 def is_over(note: SessionNote, now_ms: int) -> bool:
-    """True if a session ended too long ago. One whose gateway died ended within an interval of its last renewal; one without an expiry
-    belongs to one connection alone."""
+    """True if a session ended too long ago. One whose gateway died ended within an interval of its last renewal; one without an
+    expiry belongs to one connection alone."""
     after_s = note.expiry_s + (renewal_s(note.expiry_s) if note.connected and note.expiry_s else 0)
     return now_ms >= note.ended_at_ms + after_s * 1000
 

@@ -74,7 +74,9 @@ def token(
 
     made = make(key_of(key), user, uin, tuple(groups or ()), lasts_s=lasts_s, audience=audience, more=said)
     if len(made) > MAX_SECRET_BYTES:
-        raise InvalidArgument(f"the token would have {len(made)} bytes; at most {MAX_SECRET_BYTES} are accepted: give it fewer claims")
+        raise InvalidArgument(
+            f"the token would have {len(made)} bytes; at most {MAX_SECRET_BYTES} are accepted: give it fewer claims"
+        )
     print(made)
 
 

@@ -354,7 +354,8 @@ async def test_the_watch_measures_the_loop_and_counts_what_is_retained(clients: 
     shown = [(each["tenant"], each["sessions"], each["kept"], each["retained"]) for each in page["tenants"]]
     assert shown == [("acme", 1, 4, 3), ("globex", 0, 4, 0)]
     with capture_logs() as lines:
-        for now, refused in ((1.0, 1), (60.0, 1), (119.0, 1), (120.0, 0), (180.0, 0)):
+        for at, refused in ((1.0, 1), (60.0, 1), (119.0, 1), (120.0, 0), (180.0, 0)):
+            now = at
             clients.tenant("acme").counters.refused_kept += refused
             watch.report()
     assert [(line["tenant"], line["limits"], line["refused_kept"]) for line in lines if line["event"] == TENANT_LIMITS] == [

@@ -56,7 +56,8 @@ def _table(shown: Sequence[Mapping[str, Any]]) -> Table:
         refused = sum(each[name] for name in SUMS if name.startswith("refused"))
         table.add_row(
             visible(each["tenant"]), str(each["sessions"]), _of(each, "kept"), str(each["subscriptions"]),
-            f"{each['messages_in_per_s']:.0f}", f"{each['messages_out_per_s']:.0f}", _of(each, "retained"), str(each["dropped_in"] + each["dropped_out"]),
+            f"{each['messages_in_per_s']:.0f}", f"{each['messages_out_per_s']:.0f}", _of(each, "retained"),
+            str(each["dropped_in"] + each["dropped_out"]),
             str(refused), "" if each["stage"] == STAGES[0] else each["stage"].replace("_", " "),
         )  # fmt: skip
     return table

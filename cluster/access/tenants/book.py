@@ -145,7 +145,8 @@ class TenantBook:
         found: dict[str, dict[str, float]] = {}
         for used in self._used.values():
             for name, value in (
-                ("sessions", used.sessions), ("subscriptions", used.subscriptions), ("stage", int(used.stage)), ("kept_sessions", used.kept),
+                ("sessions", used.sessions), ("subscriptions", used.subscriptions), ("stage", int(used.stage)),
+                ("kept_sessions", used.kept),
                 *((f"{key}_total", getattr(used.counters, key)) for key in used.counters.__slots__),
             ):  # fmt: skip
                 by_label = found.setdefault(f"tenant_{name}{{tenant}}", {})

@@ -128,7 +128,9 @@ async def test_filters_that_are_kept_after_the_end_of_a_connection_do_not_undo_i
     assert not expiry_s or not (await cluster.stored(session.uin)).connected
 
 
-async def test_after_a_clean_start_no_gateway_finds_the_session_before_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_clean_start_no_gateway_finds_the_session_before_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The client leaves one gateway, starts clean at a second one, and hurries to a third; each call takes its own time.
     chance = random.Random(7)
     read, write, clear = cluster.read, cluster.write, cluster.clear
@@ -184,5 +186,5 @@ async def test_a_session_goes_when_its_expiry_has_passed_and_stays_if_it_was_res
     sessions.sweep()
     await until(lambda: not sessions.unfinished and len(cluster.table) == 2)
     assert sessions.expired == 1
-    assert {number for number in cluster.table.match(0, topic_room("a"), b"a", 0, 0)} == {each.uin for each in resumed}
+    assert set(cluster.table.match(0, topic_room("a"), b"a", 0, 0)) == {each.uin for each in resumed}
     assert not (await cluster.read(session_uin(7, "gone"))).exists
