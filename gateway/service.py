@@ -37,7 +37,7 @@ from gateway.client_listeners import ClientListeners
 from gateway.clients.clients import Clients
 from gateway.clients.publishing import ConfirmedPublishers
 from gateway.clients.revoking import revoke
-from gateway.clients.sessions import sessions
+from gateway.clients.sessions import LOAD_S, Load, sessions
 from gateway.core import Core
 from gateway.delivery.signal_table import SharedTable, folder_name, open_table
 from gateway.delivery.signals import SignalTable
@@ -134,7 +134,7 @@ class Service(RoleShell):
         self._kept = KeptClient(lambda: context.view, context.links.state, context.tls)
         self._sessions = self._sessions_of(context, topics)
         self._tenants = self._watch_tenants()
-        self._limits = LimitReport()
+        self._limits, self._load = LimitReport(), Load()
         self._revocations = Requests(context.zookeeper, paths.revocations(context.root), self._end_revoked)
         self._listeners = ClientListeners(context, self._clients, self._guard, self._retained, self._sessions)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)
@@ -243,6 +243,7 @@ class Service(RoleShell):
         self.every(KEYS_S, self._look_at_digest_keys)
         self.every(RENEW_S, self._sessions.sweep)
         self.every(REPORT_S, self._report_limits)
+        self.every(LOAD_S, lambda: self._sessions.run(self._load.look(self._clients.everybody())))
 
     async def drain(self) -> None:
         """Move the clients elsewhere, at a rate, and report to the routers that they left."""
@@ -507,7 +508,7 @@ class Service(RoleShell):
     def _samples(self) -> dict[str, object]:
         table, core = self._signal_table, self._core
         samples: dict[str, object] = {"signal_table_shared": int(table is not None and not table.problem)}
-        samples |= self._clients.samples()
+        samples |= self._clients.samples() | self._load.samples()
         samples |= self._listeners.samples()
         samples |= self._guard.samples() if self._guard is not None else {}
         samples |= self._tickets.samples() if self._tickets is not None else {}

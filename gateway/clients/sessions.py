@@ -1,4 +1,5 @@
 """The page /sessions of a gateway: its clients, those with the most work first, or those whose client ID holds a text.
+And what waits for all of them together, for metrics.
 
 Source: docs/operations.md, "Clients of gateways".
 """
@@ -15,6 +16,8 @@ from gateway.clients.clients import ClientSession
 MAX_SHOWN: Final = 1000
 SLICE: Final = 1000
 """Clients that are looked at in one turn of the event loop."""
+LOAD_S: Final = 15.0
+"""Interval at which `Load` looks at all clients, seconds."""
 SORTS: Final = ("backlog", "inflight", "dropped")
 
 
@@ -32,3 +35,30 @@ async def sessions(connections: Callable[[], Sequence[ClientSession]], query: Ma
         found = heapq.nlargest(limit, [*found, *part], key=lambda shown: (shown[sort], -shown["id"]))
         await asyncio.sleep(0)
     return {"connections": len(everybody), "matching": matching, "sessions": found}
+
+
+class Load:
+    """What waited for all clients at the last look."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, object] = {}
+
+    async def look(self, everybody: Sequence[ClientSession]) -> None:
+        """Look at all clients, a slice in a turn."""
+        waiting = inflight = behind = unacknowledged = 0
+        for start in range(0, len(everybody), SLICE):
+            for session in everybody[start : start + SLICE]:
+                shown = session.shown()
+                waiting += shown["backlog"]
+                inflight += shown["inflight"]
+                behind += shown["backlog"] > 0
+                unacknowledged += shown["inflight"] > 0
+            await asyncio.sleep(0)
+        self._found = {
+            "clients_backlog_bytes": waiting, "clients_inflight": inflight, "clients_with_backlog": behind,
+            "clients_with_inflight": unacknowledged,
+        }  # fmt: skip
+
+    def samples(self) -> dict[str, object]:
+        """Samples for metrics; none before the first look."""
+        return self._found

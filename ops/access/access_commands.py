@@ -175,7 +175,8 @@ def kick(
     of_many = f"the tenant {tenant}" if tenant else f"all who came by {by}{signed}" if by else "everybody"
     who = of_client if client else user or of_many
     what = "remove" if forget else "end"
-    print_text(f"all gateways and proxies were notified to {what} the sessions of {who}")
+    look = f"; look at `pixiu sessions --client {client}{' --away' if forget else ''}`" if client else ""
+    print_text(f"all gateways and proxies were notified to {what} the sessions of {who}{look}")
 
 
 async def _kick(target: str, request: str) -> None:

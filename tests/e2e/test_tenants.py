@@ -30,6 +30,7 @@ ACCESS = """
 [tenant.acme]
 uins = "1000001-2000000"
 rooms = "5001-6000"
+kept_sessions = 1
 
 [tenant.globex]
 uins = "2000001-3000000"
@@ -204,6 +205,12 @@ async def test_sessions_that_were_away_get_their_own_tenants_messages(world: Wor
     operator = await world.client("", 1, "operator")
     await operator.publish("acme/a/room", b"by its whole name", 1)
     await operator.publish("room/5005", b"to acme's room", 1)
+    more, codes = Phone("more", paho.MQTTv5), list[int]()
+    more.paho.username_pw_set("alice", world.token("acme", 7))
+    connected, more.paho.on_connect = more.paho.on_connect, lambda *said: (codes.append(said[3].value), connected(*said))
+    assert not await asyncio.to_thread(more.connect, ports[1])
+    await asyncio.to_thread(more.stopped)
+    assert codes == [0x97], "the tenant keeps one session, and it is at another gateway"
     senders = {tenant: await world.client(tenant, 8, "sender") for tenant in TENANTS}
     for tenant, sender in senders.items():
         for qos in (2, 1):
@@ -221,6 +228,8 @@ async def test_sessions_that_were_away_get_their_own_tenants_messages(world: Wor
     said = await asyncio.to_thread(command, "tenants", "--json", "--target", world.cluster.target)
     shown = {each["tenant"]: each for each in json.loads(said)["tenants"]}
     assert {name: shown[name]["subscriptions"] for name in TENANTS} == {name: len(filters[name]) for name in TENANTS}
+    counts = {name: tuple(shown[name][key] for key in ("kept", "max_kept", "refused_kept")) for name in TENANTS}
+    assert counts == {"acme": (1, 1, 1), "globex": (1, 0, 0)}
     for phone in phones.values():
         await asyncio.to_thread(phone.disconnect)
     for client in (operator, *senders.values()):

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.clients.clients import ClientSession
-from gateway.clients.sessions import MAX_SHOWN, SLICE, sessions
+from gateway.clients.sessions import MAX_SHOWN, SLICE, Load, sessions
 
 
 class Shown:
@@ -44,3 +44,13 @@ async def test_the_largest_of_many_are_found_a_slice_a_turn() -> None:
     count, found = await ask(clients)
     assert count == 3 * SLICE
     assert found == list(range(3 * SLICE - 1, 3 * SLICE - 1 - MAX_SHOWN, -1))
+
+
+async def test_what_waits_for_all_clients_together_is_counted() -> None:
+    load = Load()
+    clients = [Shown(number, backlog=number % 2 * 10, inflight=int(number < 5)) for number in range(SLICE + 10)]
+    await load.look(cast(list[ClientSession], clients))
+    assert load.samples() == {
+        "clients_backlog_bytes": 5 * (SLICE + 10), "clients_inflight": 5, "clients_with_backlog": (SLICE + 10) // 2,
+        "clients_with_inflight": 5,
+    }  # fmt: skip

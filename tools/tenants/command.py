@@ -17,7 +17,7 @@ from rich.table import Table
 from pixiu.discovery.node import Node
 from pixiu.errors import Unavailable
 from tools.cli.http import fetch
-from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json, visible
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json, print_text, visible
 from tools.cli.status import read_registry
 
 STAGES: Final = ("none", "no_qos_0", "refused")
@@ -42,6 +42,8 @@ def tenants(
     shown = sorted(found, key=lambda each: (-each["messages_in_per_s"] - each["messages_out_per_s"], each["tenant"]))
     if as_json:
         print_json({"tenants": shown, "silent": silent})
+    elif not shown and not silent:
+        print_text("this cluster has no tenants: give its gateways an access file with tables [tenant.NAME]")
     else:
         console().print(_table(shown))
     if silent:
