@@ -56,7 +56,7 @@ LIMITS_BY_LABEL: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 class LimitReport:
-    """What was met since the last report."""
+    """Limits that were met since the last report."""
 
     def __init__(self) -> None:
         self._before: dict[str, int] = {}

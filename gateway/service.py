@@ -134,7 +134,6 @@ class Service(RoleShell):
         self._kept = KeptClient(lambda: context.view, context.links.state, context.tls)
         self._sessions = self._sessions_of(context, topics)
         self._tenants = self._watch_tenants()
-        self._limits, self._load = LimitReport(), Load()
         self._revocations = Requests(context.zookeeper, paths.revocations(context.root), self._end_revoked)
         self._listeners = ClientListeners(context, self._clients, self._guard, self._retained, self._sessions)
         self._mail = MailDeliveryService(lambda: self._core, self._runner.step, context.log)
@@ -242,8 +241,10 @@ class Service(RoleShell):
         await self._listeners.start()
         self.every(KEYS_S, self._look_at_digest_keys)
         self.every(RENEW_S, self._sessions.sweep)
-        self.every(REPORT_S, self._report_limits)
-        self.every(LOAD_S, lambda: self._sessions.run(self._load.look(self._clients.everybody())))
+        limits, load = LimitReport(), Load()
+        self._context.metrics.collect_from(load.samples)
+        self.every(REPORT_S, lambda: self._report_limits(limits))
+        self.every(LOAD_S, lambda: self._sessions.run(load.look(self._clients.everybody())))
 
     async def drain(self) -> None:
         """Move the clients elsewhere, at a rate, and report to the routers that they left."""
@@ -442,8 +443,8 @@ class Service(RoleShell):
         if self._guard is not None:
             revoke(self._guard, self._context.audit, request)
 
-    def _report_limits(self) -> None:
-        if met := self._limits.met(self._samples()):
+    def _report_limits(self, limits: LimitReport) -> None:
+        if met := limits.met(self._samples()):
             self._context.log.warning(LIMITS_MET, limits=met)
 
     def _look_at_digest_keys(self) -> None:
@@ -508,7 +509,7 @@ class Service(RoleShell):
     def _samples(self) -> dict[str, object]:
         table, core = self._signal_table, self._core
         samples: dict[str, object] = {"signal_table_shared": int(table is not None and not table.problem)}
-        samples |= self._clients.samples() | self._load.samples()
+        samples |= self._clients.samples()
         samples |= self._listeners.samples()
         samples |= self._guard.samples() if self._guard is not None else {}
         samples |= self._tickets.samples() if self._tickets is not None else {}

@@ -38,7 +38,7 @@ async def sessions(connections: Callable[[], Sequence[ClientSession]], query: Ma
 
 
 class Load:
-    """What waited for all clients at the last look."""
+    """Sums over all clients, as of the last look."""
 
     def __init__(self) -> None:
         self._found: dict[str, object] = {}
