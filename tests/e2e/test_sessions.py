@@ -47,6 +47,9 @@ class Phone:
     """(topic, payload, QoS, DUP)."""
     present: bool = False
     """Session present of the last CONNACK."""
+    code: int = 0
+    """Of the last CONNACK."""
+    may_be_refused: bool = False
     codes: list[int] = field(default_factory=list)
     """Of the last SUBACK."""
 
@@ -106,7 +109,8 @@ class Phone:
         return [payload for where, payload, _, _ in self.found if not topic or where == topic]
 
     def _on_connect(self, client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
-        assert not code.is_failure, code
+        assert self.may_be_refused or not code.is_failure, code
+        self.code = code.value
         self.present = flags.session_present
         self._connected.set()
 
