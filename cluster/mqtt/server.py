@@ -514,8 +514,7 @@ class ServerSession:
 
     def _send_suback(self, packet_id: int, codes: list[int], now: float, effects: list[Effect]) -> None:
         self._counters.filters_over_limit += codes.count(ReasonCode.QUOTA_EXCEEDED)
-        if self._terms.dialect is not MQTT_5:
-            codes = [min(code, SUBACK_FAILURE) for code in codes]
+        codes = codes if self._terms.dialect is MQTT_5 else [min(code, SUBACK_FAILURE) for code in codes]
         self._answer(Suback(packet_id, tuple(codes)), now, effects)
 
     def _answer(self, packet: Suback | Unsuback, now: float, effects: list[Effect]) -> None:
