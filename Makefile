@@ -43,7 +43,7 @@ quick: $(VENV)/.dev  # what to run while one works: every test that starts nothi
 check: $(VENV)/.dev  # what to run before a push: simulations play fewer seeds than in continuous integration
 	$(BESIDE_LINT) check-tests
 
-test: $(VENV)/.dev  # every test; continuous integration (CI=true) plays more seeds, and all of what is played by turns here
+test: $(VENV)/.dev  # every test; what is repeated for each role, fault or seed takes turns: PIXIU_TURN=N plays a run's portion again
 	$(BESIDE_LINT) all-tests
 
 quick-tests: $(VENV)/.dev

@@ -26,7 +26,7 @@ from xdist.scheduler.loadfile import LoadFileScheduling
 from cluster.core.compiled import BUILD  # isort: skip -- before all that may be compiled
 from cluster.access import passwords
 from tests.support.builds import skip_what_changes_compiled_modules, stands_in_for_compiled
-from tests.support.effort import CI
+from tests.support.effort import TURN, runs
 from tests.support.shared_zookeeper import end_shared_server
 
 TESTS = Path(__file__).parent
@@ -42,7 +42,7 @@ SHARING = ("tests/pipeline/",)
 STARTING = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty"}
 """The audit events by which Python reports a new process."""
 
-EXAMPLES = 60 if CI else 25
+EXAMPLES = runs("PIXIU_PROPERTY_EXAMPLES", local=25, ci=60)
 """Of a property test that says nothing else."""
 
 hypothesis.settings.register_profile(
@@ -112,6 +112,12 @@ def quick_syncs(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_report_header() -> str:
     """Which build is tested."""
     return f"build: {BUILD}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Another day or hour another portion is played."""
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"PIXIU_TURN={TURN} plays the same portion again")
 
 
 _running: list[pytest.Item] = []

@@ -17,10 +17,10 @@ from gateway.mqtt.listener import Listener
 from gateway.retained.client import Listed
 from pixiu.ids import topic_room
 from pixiu.wire.record import Flag, Kind, encode, with_topic
-from tests.support.effort import CI
+from tests.support.effort import runs
 from tests.support.openapi import OPENAPI, problem, schema_of_answer
 
-ROUNDS = 60 if CI else 15
+ROUNDS = runs("PIXIU_HTTP_ROUNDS", local=15, ci=60)
 TEXTS = ("room/42", "user/7", "weather/north", "phone", "a/+", "$SYS", "", "7", "-1", "x" * 300, "ü", "\0", "0a1b")
 VALUES: tuple[Any, ...] = (*TEXTS, None, True, 0, 1, 7, 2**63, 1.5, [], [1, 2], ["0a1b"], {}, {"a": "b"}, {"a": 1})
 NAMES = (

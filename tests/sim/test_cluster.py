@@ -14,10 +14,11 @@ import pytest
 
 from tests.sim.cluster.edges import GatewayProcess
 from tests.sim.cluster.run import Load, report
-from tests.support.effort import CI, runs
+from tests.support.effort import in_full, runs
 
+FULL = in_full("PIXIU_SIM_SEEDS")
 SEEDS = runs("PIXIU_SIM_SEEDS", local=2, ci=12)
-RARE = (30,) if CI else ()
+RARE = (30,) if FULL else ()
 """One run in thirty has messages that are passed on to where a room was; this one does."""
 ENOUGH = 13
 """Some of what must happen is rare: in one run of ten."""
@@ -60,7 +61,7 @@ def test_what_users_publish_at_qos_1_breaks_no_promise(seed: int) -> None:
     assert sum(gateway.core.confirming.lost for gateway in gateways), "batches are sent again in every run"
 
 
-@pytest.mark.skipif(not CI, reason="it takes as many runs as continuous integration makes")
+@pytest.mark.skipif(not FULL, reason="it takes as many runs as continuous integration makes in one turn of three")
 def test_the_runs_have_faults_in_them() -> None:
     """Of the runs above; alone it makes as many as are enough."""
     happened, runs = HAPPENED, len(RUNS)

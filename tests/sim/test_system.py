@@ -12,10 +12,11 @@ from collections import Counter
 import pytest
 
 from tests.sim.system.run import report
-from tests.support.effort import CI, runs
+from tests.support.effort import in_full, runs
 
+FULL = in_full("PIXIU_SYSTEM_SEEDS")
 SEEDS = runs("PIXIU_SYSTEM_SEEDS", local=2, ci=10)
-RARE = (11, 46) if CI else ()
+RARE = (11, 46) if FULL else ()
 """The first has two processes of every role. One run in five has a proxy that crashes, or a leader of Pi severed while it splits;
 the second has both."""
 ENOUGH = 11
@@ -52,7 +53,7 @@ def test_the_whole_system_keeps_its_promises(seed: int) -> None:
     RUNS.append(seed)
 
 
-@pytest.mark.skipif(not CI, reason="it takes as many runs as continuous integration makes")
+@pytest.mark.skipif(not FULL, reason="it takes as many runs as continuous integration makes in one turn of three")
 def test_the_runs_have_faults_in_them() -> None:
     """Of the runs above; alone it makes as many as are enough."""
     happened, number = HAPPENED, len(RUNS)

@@ -1,9 +1,10 @@
-"""How much of what can be repeated at will is played: little while one works, more in continuous integration."""
+"""How much of what can be repeated at will is played: little while one works, more in continuous integration, and there by turns."""
 
 from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -11,18 +12,33 @@ Case = TypeVar("Case")
 
 CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 """Set by services of continuous integration, and by `.ci/run`."""
-A_DAY_S = 24 * 3600
-PORTION = 6
-"""One case in so many is played locally; which, changes every day."""
+PORTION = 3 if CI else 6
+"""One case in so many is played."""
+
+
+def _turn_of_now() -> int:
+    """Locally the number of the day. In continuous integration it changes by one from hour to hour, and from a day's run to the
+    next day's at the same hour."""
+    hours = int(time.time()) // 3600
+    return hours + hours // 24 if CI else hours // 24
+
+
+TURN = int(os.environ.setdefault("PIXIU_TURN", str(_turn_of_now())))
+"""Which cases are played, and which simulations with many seeds; one for all workers of a run. Who repeats a run names it."""
+
+
+def in_full(variable: str) -> bool:
+    """Whether continuous integration plays many seeds this time of what the variable counts. It does in one turn of three."""
+    return CI and (zlib.crc32(variable.encode()) - TURN) % PORTION == 0
 
 
 def runs(variable: str, local: int, ci: int) -> int:
-    """How many seeds to play: what the environment variable says; without it `ci` in continuous integration, else `local`."""
-    return int(os.environ.get(variable) or (ci if CI else local))
+    """How many seeds to play: what the environment variable says; without it `ci` in a turn of its own, else `local`."""
+    return int(os.environ.get(variable) or (ci if in_full(variable) else local))
 
 
 def portion(cases: Iterable[Case]) -> list[Case]:
-    """All cases in continuous integration; locally a sixth, or one, by the day's number: in six days all are played."""
+    """A third of the cases in continuous integration, a sixth locally, one at least; so many turns play all of them."""
     everything = list(cases)
     parts = min(PORTION, len(everything))
-    return everything if CI else everything[int(time.time() // A_DAY_S) % parts :: parts]
+    return everything[TURN % parts :: parts]

@@ -17,9 +17,9 @@ from tests.sim.replication import clocks, faulty, forced, rotten
 from tests.sim.replication.files import FileDisk
 from tests.sim.replication.gray import FULL_LEADER, UNREGISTERED_LEADER, violations
 from tests.sim.replication.schedule import Verdict, run
-from tests.support.effort import CI, portion, runs
+from tests.support.effort import in_full, portion, runs
 
-BLOCK = 250 if CI else 200
+BLOCK = 250 if in_full("PIXIU_REPLICATION_RUNS") else 200
 BLOCKS = max(1, runs("PIXIU_REPLICATION_RUNS", local=BLOCK, ci=250) // BLOCK)
 FILE_RUNS = runs("PIXIU_REPLICATION_FILE_RUNS", local=5, ci=8)
 ENOUGH = {
