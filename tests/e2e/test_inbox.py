@@ -14,6 +14,7 @@ from pixiu.client.inbox.dead_letters import dead_letter_uin, decode
 from pixiu.client.inbox.inbox import Inbox
 from pixiu.client.inbox.mail import Mail
 from tests.support.cluster import LocalCluster, running_cluster
+from tests.support.effort import portion
 from tests.support.waiting import until
 from tools.cli.inbox import read_inbox
 
@@ -145,7 +146,7 @@ async def test_a_handler_that_fails_ends_in_the_dead_letter_inbox(receiving: Loc
         await running
 
 
-@pytest.mark.parametrize(("uin", "number_of_signal"), [(4005, signal.SIGTERM), (4006, signal.SIGKILL)])
+@pytest.mark.parametrize(("uin", "number_of_signal"), portion([(4005, signal.SIGTERM), (4006, signal.SIGKILL)]))
 async def test_a_gateway_that_goes_while_mail_flows(receiving: LocalCluster, uin: int, number_of_signal: signal.Signals) -> None:
     total = 400
     got: list[bytes] = []

@@ -22,6 +22,7 @@ from tests.e2e.test_secure import run
 from tests.e2e.test_signals import subscribed_at
 from tests.onebox.test_up_e2e import left_running
 from tests.support.cluster import LocalCluster, running_cluster, wait_for
+from tests.support.effort import portion
 from tests.support.live_traffic import LiveTraffic
 from tests.support.waiting import until
 
@@ -41,7 +42,7 @@ def cluster_of(folder: Path, *arguments: str) -> Any:
     return running_cluster(folder, "--xius=1", "--pis=1", "--topics=1", *memory, *arguments, layout="nodes")
 
 
-@pytest.fixture(scope="module", params=[NODES, SMALL], ids=["nodes", "small"])
+@pytest.fixture(scope="module", params=portion([NODES, SMALL]), ids=lambda options: "small" if options else "nodes")
 def grouped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with cluster_of(tmp_path_factory.mktemp("grouped"), *request.param) as running:
         yield running

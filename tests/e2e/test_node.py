@@ -19,6 +19,7 @@ from ops.drain_command import drain_process
 from pixiu.discovery.node import Node
 from pixiu.discovery.paths import DEFAULT_ROOT
 from tests.support.cluster import status_of
+from tests.support.effort import portion
 from tests.support.roles import WAIT_S, Roles
 
 pytestmark = pytest.mark.e2e
@@ -99,7 +100,7 @@ def both(payload: bytes) -> list[tuple[str, bytes]]:
     return [(f"room/{ROOM}", b"room " + payload), (f"user/{USER}", b"mail " + payload)]
 
 
-@pytest.mark.parametrize("certificates", [False, True])
+@pytest.mark.parametrize("certificates", portion([False, True]))
 async def test_messages_and_mail_pass_and_the_registry_shows_every_role(roles: Roles, certificates: bool) -> None:
     settings = {"cluster.tls_dir": str(certified(roles.folder))} if certificates else {}
     async with nodes(roles, **settings) as gateway:

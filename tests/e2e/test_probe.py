@@ -16,6 +16,7 @@ import pytest
 
 import pixiu
 from tests.support.cluster import PIXIU, WAIT_S, LocalCluster, running_cluster, wait_for
+from tests.support.effort import portion
 from tools.load.mqtt import MQTTClient
 
 ALL = 2 * (4 + 4) * 2
@@ -138,7 +139,7 @@ class Watching:
         return self.process.wait(WAIT_S)
 
 
-@pytest.mark.parametrize("role", ["relay", "gateway"])
+@pytest.mark.parametrize("role", portion(["relay", "gateway"]))
 def test_a_process_that_hangs_is_named_and_the_alarm_ends_with_it(role: str, cluster: LocalCluster, tmp_path: Path) -> None:
     cluster.wait_healthy()
     victim = cluster.processes(role)[-1]

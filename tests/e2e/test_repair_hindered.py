@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.disks import small_disk
+from tests.support.effort import portion
 from tests.support.pi import UIN, Sender, inbox
 from tests.support.repairs import alter, damage_dedupe_window, flip, repair
 from tests.support.roles import Roles
@@ -38,7 +39,7 @@ async def hand_over(roles: Roles, leader: str, to: str, alive: set[str], **setti
     assert await wait_in_sync(roles, *NAMES) == to
 
 
-@pytest.mark.parametrize("damaged_leads", [False, True])
+@pytest.mark.parametrize("damaged_leads", portion([False, True]))
 async def test_a_store_is_repaired_while_writers_press_on_and_no_acknowledged_record_is_missing(
     roles: Roles, damaged_leads: bool
 ) -> None:

@@ -1,4 +1,4 @@
-"""How much of what can be repeated at will is played: little while one works, more in continuous integration, and there by turns."""
+"""How much of what can be repeated at will is played: little while one works, more in continuous integration, by turns in both."""
 
 from __future__ import annotations
 

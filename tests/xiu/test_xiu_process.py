@@ -20,6 +20,7 @@ from pixiu.wire.record import Kind, encode
 from pixiu.wire.v1 import xiu_pb2
 from pixiu.wire.v1.xiu_pb2_grpc import XiuStub
 from tests.support.disks import small_disk
+from tests.support.effort import portion
 from tests.support.roles import Roles
 from tests.support.waiting import until
 from tests.xiu.writer import Writer, mails
@@ -306,7 +307,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield mount
 
 
-@pytest.mark.parametrize("reserve_mb", [0, 10])
+@pytest.mark.parametrize("reserve_mb", portion([0, 10]))
 async def test_a_full_disk_refuses_writes_serves_reads_and_goes_on_by_itself(disk: Path, roles: Roles, reserve_mb: int) -> None:
     await roles.layout(xiu=1)
     settings = {"memtable_mb": "1", "flush_interval_s": "0.3", "segment_mb": "1", "reserve_mb": str(reserve_mb)}

@@ -107,7 +107,7 @@ class Receiver:
 
 async def play(cluster: Cluster, schedule: MailSchedule = QUICK) -> MailDriver:
     plan = make_mail_plan([Mention(n, n, "r", "s", f"u{n % 8}") for n in range(60)], schedule)
-    driver = MailDriver(plan, cluster, run=b"this", slots=3, login_s=5.0, settle_s=0.2)
+    driver = MailDriver(plan, cluster, run=b"this", slots=3, login_s=1.0, settle_s=0.2)
     async with asyncio.timeout(60):
         await driver.run()
     return driver
