@@ -8,7 +8,6 @@ import http.client
 import itertools
 import json
 import re
-import subprocess
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -40,7 +39,8 @@ from pixiu.wire.inbox_operations import next_generation
 from pixiu.wire.record import Flag, Kind, encode
 from pixiu.wire.v1 import mail_pb2, mail_pb2_grpc, wire_pb2, wire_pb2_grpc
 from registry.session import read_view
-from tests.support.cluster import PIXIU, status_of
+from tests.support.cluster import status_of
+from tests.support.forks import fork_pixiu
 from tests.support.logins import RULES, Logins
 from tests.support.waiting import until
 from tools.load.mqtt import ConnectionRefused, MQTTClient, SubscriptionRefused
@@ -612,9 +612,7 @@ async def test_an_operator_ends_a_users_sessions_and_nobody_elses(world: World) 
     kicked = MQTTClient(*world.mqtt, "k", "eve", password=token, on_disconnect=gone.set_result)
     await kicked.connect()
     other = await connect(world, world.tokens["alice"], client_id="stays")
-    told = await asyncio.to_thread(
-        subprocess.run, [PIXIU, "kick", "30", "--target", world.cluster.target], capture_output=True, check=False
-    )
+    told = await asyncio.to_thread(fork_pixiu, "kick", "30", "--target", world.cluster.target)
     assert told.returncode == 0, told.stderr
     await asyncio.wait_for(gone, WAIT_S)
     await other.subscribe(["room/44"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import urllib.request
 from pathlib import Path
 
 import pixiu
 import pixiu.testing
-from tests.support.cluster import PIXIU
+from tests.support.forks import fork_pixiu
 from tests.support.waiting import until
 
 WAIT_S = 60.0
@@ -23,8 +22,7 @@ def page(http: str, path: str) -> str:
 
 def pullers(target: str) -> list[str]:
     """The pages of routers and brokers."""
-    shown = subprocess.run([PIXIU, "status", "--json", "--target", target], capture_output=True, timeout=WAIT_S, check=False)
-    said = json.loads(shown.stdout)  # also of a cluster that is not healthy for a moment
+    said = json.loads(fork_pixiu("status", "--json", "--target", target).stdout)  # also of one that is not healthy for a moment
     return [one["http"] for one in said["processes"] if one["role"] in ("router", "broker")]
 
 

@@ -15,6 +15,7 @@ import pytest
 from onebox.embedded import EmbeddedZooKeeper
 from tests.support.cluster import PIXIU
 from tests.support.disks import small_disk
+from tests.support.forks import fork_pixiu
 from tests.support.replicas import Make, Writers, making
 from tests.support.waiting import until
 
@@ -99,19 +100,18 @@ async def test_the_last_replica_if_damaged_serves_nothing_until_an_operator_says
         await replicas.call("a", "Append", b"x")
     assert str(refused.value.details()).startswith("NOT_LEADER")
 
-    def pixiu(*arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run([PIXIU, *arguments], input=said, capture_output=True, text=True, timeout=60, check=False)
-
-    shown = await asyncio.to_thread(pixiu, "status", "--target", replicas.target)
+    shown = await asyncio.to_thread(fork_pixiu, "status", "--target", replicas.target)
     assert shown.returncode == 1
     assert "operator" in " ".join(shown.stdout.split())
     member = str((await replicas.status("a"))["member"])
     command = ("promote", "xiu", "0", member, "--force", "--reason", "its disk rotted", "--target", replicas.target)
-    asked = await asyncio.to_thread(lambda: pixiu(*command, said="n\n"))
+    asked = await asyncio.to_thread(
+        subprocess.run, [PIXIU, *command], input="n\n", capture_output=True, text=True, timeout=60, check=False
+    )
     assert asked.returncode == 1
     assert "lost" in asked.stdout
     assert (await replicas.status("a"))["state"] == "Damaged"
-    done = await asyncio.to_thread(pixiu, *command, "--yes")
+    done = await asyncio.to_thread(fork_pixiu, *command, "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
     assert await replicas.leader() == "a"
     assert int(await replicas.call("a", "Append", b"goes on")) > 0

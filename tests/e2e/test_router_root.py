@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import subprocess
 
 import pytest
 
 import pixiu
 from pixiu.discovery import paths
-from tests.support.cluster import PIXIU
+from tests.support.forks import fork_pixiu
 from tests.support.roles import WAIT_S, Roles, at_least
 from tests.support.waiting import until
 
@@ -58,8 +57,7 @@ async def test_what_is_published_in_one_cluster_reaches_the_gateways_of_the_othe
         with pytest.raises(pixiu.errors.InvalidArgument, match="router_root"):
             await second.room(1).signal(b"whose receipt nobody would bring", receipt=True)
 
-    command = [PIXIU, "status", "--target", roles.target(SECOND), "--json"]
-    status = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    status = await asyncio.to_thread(fork_pixiu, "status", "--target", roles.target(SECOND), "--json")
     assert status.returncode == 0, status.stdout
 
     # The routers tell the brokers of both clusters who has left.
