@@ -10,8 +10,6 @@ import base64
 import contextlib
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 import pixiu
 import pixiu.testing
 from gateway.http.api import Api
+from tests.support.forks import fork_pixiu
 from tests.support.logins import RULES, Logins
 from tests.support.openapi import OPENAPI, problem, schema_of_answer, template_of
 from tests.support.waiting import until
@@ -89,8 +88,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 def pixiu_command(*words: str) -> str:
     """What a command prints."""
-    command = [sys.executable, "-m", "tools.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = fork_pixiu(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 class Http:

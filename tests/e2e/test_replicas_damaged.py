@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import grpc
 import pytest
 
 from onebox.embedded import EmbeddedZooKeeper
-from tests.support.cluster import PIXIU
 from tests.support.disks import small_disk
 from tests.support.forks import fork_pixiu
 from tests.support.replicas import Make, Writers, making
@@ -105,9 +103,7 @@ async def test_the_last_replica_if_damaged_serves_nothing_until_an_operator_says
     assert "operator" in " ".join(shown.stdout.split())
     member = str((await replicas.status("a"))["member"])
     command = ("promote", "xiu", "0", member, "--force", "--reason", "its disk rotted", "--target", replicas.target)
-    asked = await asyncio.to_thread(
-        subprocess.run, [PIXIU, *command], input="n\n", capture_output=True, text=True, timeout=60, check=False
-    )
+    asked = await asyncio.to_thread(fork_pixiu, *command, given="n\n")
     assert asked.returncode == 1
     assert "lost" in asked.stdout
     assert (await replicas.status("a"))["state"] == "Damaged"

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -22,6 +19,7 @@ from tests.clients.paho_client import PahoClient
 from tests.clients.script import Message, Where
 from tests.e2e.test_http import two_free_ports
 from tests.e2e.test_sessions import Phone
+from tests.support.forks import fork_pixiu
 from tests.support.logins import Logins
 from tests.support.waiting import until
 
@@ -237,6 +235,6 @@ async def test_sessions_that_were_away_get_their_own_tenants_messages(world: Wor
 
 def command(*words: str) -> str:
     """What `pixiu` prints."""
-    root = Path(__file__).resolve().parents[2]
-    found = subprocess.run([sys.executable, "-m", "tools.cli.main", *words], capture_output=True, text=True, check=True, cwd=root)
-    return found.stdout
+    done = fork_pixiu(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

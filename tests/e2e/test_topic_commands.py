@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.forks import fork_pixiu
 from tests.support.roles import Roles
 from tests.support.waiting import until
 
@@ -20,11 +20,8 @@ class Command:
 
     async def run(self, *words: str, given: str = "") -> tuple[int, str, str]:
         """Exit code, output and errors."""
-        command = (sys.executable, "-m", "tools.cli.main", "topic", *words, "--target", self._target)
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
-        out, errors = await process.communicate(given.encode())
-        return process.returncode or 0, out.decode(), errors.decode()
+        done = await asyncio.to_thread(fork_pixiu, "topic", *words, "--target", self._target, given=given)
+        return done.returncode, done.stdout, done.stderr
 
     async def json(self, *words: str, given: str = "") -> Any:
         """The JSON that a command prints."""

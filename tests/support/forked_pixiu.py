@@ -1,5 +1,6 @@
 """The `pixiu` command for a process that has imported what it needs, which is most of what a command takes:
-`python -m tests.support.forked_pixiu ERRORS ARGUMENTS…`. The fork server of `pixiu up` is a fork of it, too."""
+`python -m tests.support.forked_pixiu FOLDER ARGUMENTS…`, with the files `input` and `errors` there. The fork server of `pixiu up` is
+a fork of it, too."""
 
 from __future__ import annotations
 
@@ -61,8 +62,9 @@ def fork_first() -> None:
 
 
 if __name__ == "__main__":
-    if errors := sys.argv.pop(1):
-        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
+    if folder := sys.argv.pop(1):
+        os.dup2(os.open(f"{folder}/input", os.O_RDONLY), 0)
+        os.dup2(os.open(f"{folder}/errors", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
     if sys.argv[1] == UP:
         allow_open_files()
         fork_first()

@@ -42,12 +42,13 @@ def fork_into(output: BinaryIO, module: str, arguments: Sequence[str], environme
 
 
 def fork_pixiu(
-    *arguments: str, environment: Mapping[str, str] | None = None, limit_s: float = WAIT_S
+    *arguments: str, given: str = "", environment: Mapping[str, str] | None = None, limit_s: float = WAIT_S
 ) -> subprocess.CompletedProcess[str]:
-    """`pixiu ARGUMENTS…`, until it ends. Of the environment variables can only be more, and none less."""
+    """`pixiu ARGUMENTS…`, until it ends. Of the environment variables can only be more, and none less. `given`: its input."""
     with tempfile.TemporaryDirectory(prefix="pixiu-command-") as folder:
         output, errors = Path(folder) / "output", Path(folder) / "errors"
-        process = fork(FORKED_PIXIU, [str(errors), *arguments], output, environment)
+        (Path(folder) / "input").write_text(given)
+        process = fork(FORKED_PIXIU, [folder, *arguments], output, environment)
         try:
             code = process.wait(limit_s)
         except BaseException:
