@@ -8,6 +8,7 @@ import pytest
 
 from admin.balance import HYSTERESIS, GroupLoad, Move, OpenPart, emptied, plan
 from admin.placement import MAX_GROUP_PARTS
+from tests.support.for_each import for_each
 
 
 def group(cpu: float, *rates: float, first: int = 1, stored: int = 0) -> GroupLoad:
@@ -63,7 +64,7 @@ def test_a_group_is_emptied_onto_the_others() -> None:
     assert not groups[0].parts
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_each("seed", range(200))
 def test_moves_end_and_none_is_undone_though_measurements_are_off(seed: int) -> None:
     """One move after each measurement, each of which is off by up to 3 %."""
     rng = random.Random(seed)

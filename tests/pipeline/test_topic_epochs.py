@@ -14,6 +14,7 @@ from pipeline.topics.epochs import MAX_EPOCH, MAX_ROWS, Epoch, Mark, Outgoing, R
 from pixiu.errors import Gone, InvalidArgument
 from pixiu.placement.slots import SLOTS, Lineage, Part, Range, slot_of
 from pixiu.wire.block import Stamp, parse
+from tests.support.for_each import for_each
 from topic.state.parts import Appended, Verdict
 from topic.state.state import Sealed, State
 
@@ -130,7 +131,7 @@ def rows_of(rng: random.Random, epoch: int) -> list[list[Row]]:
     return [[row() for _ in range(rng.randrange(30))] for _ in range(rng.randrange(5))]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each("seed", range(60))
 def test_each_row_is_stored_once_and_in_order(seed: int) -> None:
     rng, group = random.Random(seed), Group()
     everything: list[Row] = []

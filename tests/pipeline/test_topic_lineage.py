@@ -14,6 +14,7 @@ from pipeline.spark.offsets import EARLIEST, LATEST
 from pipeline.topics.lineage import BY_TIME, Bounds, Node, Parts, Place, Wanted, parse_wanted
 from pixiu.errors import InvalidArgument
 from pixiu.placement.slots import SLOTS, Lineage, Range
+from tests.support.for_each import for_each
 
 STEP = SLOTS // 8
 """Parts of these tests have eighths of the slots."""
@@ -196,7 +197,7 @@ def oldest_sealed(topic: Topic) -> list[int]:
     return [number for number, part in parts.items() if part.sealed and not any(parent in parts for parent in part.parents)]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_each("seed", range(40))
 def test_every_row_is_read_once_and_in_the_order_of_its_slot(seed: int) -> None:
     """A query that is killed anywhere, with a topic that is resized, and whose finished parts are dropped."""
     rng, topic = random.Random(seed), Topic()

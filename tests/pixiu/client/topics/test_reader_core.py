@@ -12,6 +12,7 @@ from pixiu.client.topics.reading.reader_core import ReaderCore
 from pixiu.errors import InvalidArgument
 from pixiu.placement.slots import SLOTS, Range
 from tests.pixiu.client.topics.groups import Cluster
+from tests.support.for_each import for_each
 
 
 def numbers(core: ReaderCore) -> list[int]:
@@ -53,7 +54,7 @@ def test_a_position_of_another_topic_is_refused() -> None:
         ReaderCore(Cluster(1, 1).topic(), {9: 4})
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_each("seed", range(40))
 def test_a_reader_that_goes_on_at_its_position_misses_and_repeats_nothing(seed: int) -> None:
     """Each part has some messages; at any moment the reader is replaced by one that begins at its position."""
     rng = random.Random(seed)

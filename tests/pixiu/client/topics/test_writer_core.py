@@ -25,6 +25,7 @@ from pixiu.placement.slots import SLOTS, Lineage, Range
 from pixiu.wire.block import Message, encode_message, parse
 from pixiu.wire.levels import Level
 from tests.pixiu.client.topics.groups import Cluster, Network
+from tests.support.for_each import for_each
 
 OPTIONS = ClientOptions(topic_timeout_s=100_000.0)
 SLOTS_USED = (0, 1, 9_999, 20_000, 32_767, 32_768, 40_000, 65_535)
@@ -50,7 +51,7 @@ def resized(cluster: Cluster, rng: random.Random) -> None:
     cluster.resize([part.number for part in parts[first : last + 1]], ranges)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each("seed", range(60))
 def test_everything_is_stored_once_and_in_the_order_of_its_slot(seed: int) -> None:
     rng = random.Random(seed)
     cluster = Cluster(rng.choice((1, 2, 4)), rng.choice((1, 2, 3)))
@@ -87,7 +88,7 @@ def test_everything_is_stored_once_and_in_the_order_of_its_slot(seed: int) -> No
     assert core.counters.confirmed == core.counters.offered
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each("seed", range(60))
 def test_a_named_writer_that_restarts_stores_nothing_twice(seed: int) -> None:
     """It begins after its `progress`, with the same rows in the same order, and the topic is resized between and meanwhile."""
     rng = random.Random(seed)
