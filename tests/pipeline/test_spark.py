@@ -117,37 +117,6 @@ def test_a_stream_takes_no_more_than_its_limit_and_ends_at_the_end(spark: Any, s
     assert Counter(found) == Counter([*sent, *more])
 
 
-def with_cluster(checkpoint: Path, cluster: str) -> str:
-    """Write another cluster's ID into a checkpoint's newest offset; the one that was there."""
-    newest = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
-    *head, line = newest.read_text().splitlines()
-    offset = json.loads(line)
-    newest.write_text("\n".join([*head, json.dumps(offset | {"cluster": cluster})]))
-    (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
-    return str(offset["cluster"])
-
-
-def test_a_checkpoint_of_another_cluster_is_refused(spark: Any, store: Store, tmp_path: Path) -> None:
-    from pipeline.reading import sentence_of
-
-    (uin,) = store.users(1)
-    first = store.send([uin], [b"%d" % number for number in range(20)])
-    to_parquet(stream(spark, store, users=of(uin)), tmp_path)
-    here = with_cluster(tmp_path / "checkpoint", "0123456789abcdef")
-    assert here == json.loads(store.cluster.pixiu("layout show", "--json").stdout)["cluster"]
-    more = store.send([uin], [b"more"] * 10)
-    with pytest.raises(Exception) as raised:  # whatever Spark wraps it in
-        to_parquet(stream(spark, store, users=of(uin)), tmp_path)
-    assert sentence_of(raised.value) == (
-        f"the checkpoint was made with cluster 0123456789abcdef, and {store.target} is cluster {here}: use another "
-        "checkpointLocation, or the target that it was made with"
-    )
-    with_cluster(tmp_path / "checkpoint", here)
-    to_parquet(stream(spark, store, users=of(uin)), tmp_path)
-    rows = [row.msg_id for row in spark.read.parquet(str(tmp_path / "rows")).collect()]
-    assert Counter(rows) == Counter([*first, *more]), "each row once"
-
-
 def test_a_driver_that_dies_neither_loses_nor_repeats(spark: Any, store: Store, tmp_path: Path) -> None:
     """What it leaves: the offsets of a micro-batch that Spark has not committed, and its file, which no list of the sink's has."""
     store.send(store.users(5), [b"%d" % number for number in range(300)])
