@@ -1,6 +1,6 @@
 """The `pixiu` command for a process that has imported what it needs, which is most of what a command takes:
-`python -m tests.support.forked_pixiu FOLDER ARGUMENTS…`, with the files `input` and `errors` there. The fork server of `pixiu up` is
-a fork of it, too."""
+`python -m tests.support.forked_pixiu FOLDER ARGUMENTS…`, with the files `input` and `errors` there. The fork server of `pixiu up`
+is a fork of it, too."""
 
 from __future__ import annotations
 
