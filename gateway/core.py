@@ -340,8 +340,7 @@ class Core(EventTable[ev.Effect]):
             if (record[LIFETIME_AT] or record[LIFETIME_HIGH_AT]) and has_expired(record, 0, self._unix_ms()):
                 self.counters.expired += 1
                 continue
-            # Only whole and delivered records count: a damaged copy, or one that nobody was there for, is no reason to drop the
-            # next.
+            # Only whole and delivered records count: a damaged copy, or one for nobody, is no reason to drop the next.
             seen.add(identity)
             if watch is not None:
                 channel = watch(channel, record, body, self._unix_ms())

@@ -292,10 +292,8 @@ class MQTTConnection(ClientSession):
         """Take messages to make packets of, for this client alone; they leave at `flush`, or when its window has space."""
         if self._session is not None:
             now, tenant = self._clients.now(), self._tenant
-            if self.keeping is not None:
-                messages = self.keeping.live(messages)
-            if tenant is not None:
-                messages = delivered(tenant, messages, now)
+            messages = messages if self.keeping is None else self.keeping.live(messages)
+            messages = messages if tenant is None else delivered(tenant, messages, now)
             self._perform(self._session.deliver(messages, now, time.time_ns() // 1_000_000))
 
     def takes_more(self) -> bool:
