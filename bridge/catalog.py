@@ -19,6 +19,7 @@ from typing import Any, Final
 from bridge.connectors.files import Files, FilesOptions
 from bridge.connectors.kafka import KafkaSource, KafkaSourceOptions, KafkaTarget, KafkaTargetOptions
 from bridge.connectors.mqtt import MqttSource, MqttSourceOptions, MqttTarget, MqttTargetOptions
+from bridge.connectors.nsq import NsqSource, NsqSourceOptions, NsqTarget, NsqTargetOptions
 from bridge.connectors.webhook import Webhook, WebhookOptions
 from bridge.options import BridgeOptions
 from cluster.settings.fields import show, unknown
@@ -47,6 +48,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     "from-kafka": Kind(KafkaSourceOptions, KafkaSource, lambda _options: True),
     "to-mqtt": Kind(MqttTargetOptions, MqttTarget),
     "from-mqtt": Kind(MqttSourceOptions, MqttSource, lambda _options: True),
+    "to-nsq": Kind(NsqTargetOptions, NsqTarget),
+    "from-nsq": Kind(NsqSourceOptions, NsqSource, lambda _options: True),
 }
 
 

@@ -110,6 +110,8 @@ class Record(NamedTuple):
     """Its position in the stream, from 1 on, rising: a repeat is not stored again. 0: the source has no positions."""
     handle: Any = None
     """Anything that the source needs to confirm it."""
+    id_header: str = ""
+    """Header whose value no other message of the source has: what the topic has stored lately is not stored again. Empty: none."""
 
 
 class Source(Protocol):

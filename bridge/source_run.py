@@ -25,10 +25,12 @@ from structlog.typing import FilteringBoundLogger
 
 from bridge.connector import Record, Source, said
 from bridge.options import SourceOptions
+from bridge.repeats import Repeats
 from bridge.target_run import BRIDGE_FAILED, BRIDGE_REJECTED, wait_of
 from bridge.unconfirmed import Kept, Ticket, Unconfirmed
 from pixiu.client.client import Client
 from pixiu.client.topics.drafts import MAX_NAME, TopicLevelName
+from pixiu.client.topics.durable_topic import DurableTopic
 from pixiu.client.topics.writing.writer import TopicWriter
 from pixiu.errors import InvalidArgument, PixiuError, RecordTooLarge
 from pixiu.rpc.backoff import Backoff
@@ -38,6 +40,8 @@ MAX_BACKOFF_S: Final = 60.0
 CONFIRMED_AT_ONCE: Final = 1_000
 CLOSE_S: Final = 10.0
 """Time in which a source has to close, seconds."""
+TAIL_S: Final = 10.0
+"""Time in which the end of the topic is read for the IDs that it has, seconds. Policy: what is not read by then may be stored twice."""
 DEAD_PIECE: Final = 900_000
 """Bytes of a record that one message of the dead topic has: a larger record is several messages."""
 
@@ -84,6 +88,7 @@ class SourceRun:
         self.state = SourceState.IDLE
         self.why = ""
         self._unconfirmed = Unconfirmed()
+        self._repeats: Repeats | None = None
         self._task: asyncio.Task[None] | None = None
         self._ending = False
         self._changed, self._read_some = asyncio.Event(), asyncio.Event()
@@ -148,7 +153,7 @@ class SourceRun:
     async def _once(self) -> None:
         """Run until it is to end, or something fails."""
         self.state = SourceState.OPENING
-        self._unconfirmed, self._failure = Unconfirmed(), None
+        self._unconfirmed, self._failure, self._repeats = Unconfirmed(), None, None
         source = self._make()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(_closed, source)
@@ -188,6 +193,10 @@ class SourceRun:
     async def _store(self, record: Record, writer: TopicWriter) -> None:
         options: dict[str, Any] = {"progress": record.progress} if record.progress else {}
         ticket: Ticket
+        if record.id_header and await self._is_repeated(record):
+            self._unconfirmed.add(record, Kept())  # confirmed after the first one, which was read before it
+            self._read_some.set()
+            return
         try:
             ticket = await writer.send(
                 record.body, key=record.key, headers=record.headers or None, event_time=record.event_time_us,
@@ -198,6 +207,13 @@ class SourceRun:
             ticket = Kept()
         self._unconfirmed.add(record, ticket)
         self._read_some.set()
+
+    async def _is_repeated(self, record: Record) -> bool:
+        """True if the topic has stored a record with this ID lately. The first question reads the topic's end."""
+        if self._repeats is None:
+            topic = self._client.durable_topic(self.options.topic)
+            self._repeats = await ids_in(topic, record.id_header, self.options.max_unconfirmed)
+        return not self._repeats.note(record.headers[record.id_header])
 
     async def _confirm(self, source: Source) -> None:
         """Confirm to the source what is stored."""
@@ -230,6 +246,24 @@ class SourceRun:
             headers = {**about, "piece": f"{number}/{len(pieces)}"}
             await self._client.durable_topic(name).send(piece, key=key or None, slot=0, headers=headers)
         self.counters.rejected += 1
+
+
+async def ids_in(topic: DurableTopic, header: str, most: int) -> Repeats:
+    """The values of a header in the last messages of each part, `most` at most. Raises `NotAllowed`, `Unavailable`."""
+    found = Repeats()
+    async with topic.reader("latest", load_test="pass") as reader:
+        ends = {int(part): end for part, end in reader.position.items()}
+    low = {part: max(0, end - most) for part, end in ends.items()}
+    left = {part for part, end in ends.items() if low[part] < end}
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(TAIL_S), topic.reader(low, load_test="pass") as reader:
+            while left:
+                messages = await reader.next_batch() or ()
+                for message in messages:
+                    if (value := message.headers.get(header)) is not None:
+                        found.note(value)
+                left -= {each.part for each in messages if each.offset + 1 >= ends.get(each.part, 0)}
+    return found
 
 
 def writer_name(bridge: str, stream: str) -> str:

@@ -34,7 +34,7 @@ from nsqdoor.protocol.events import (
     Touch,
     Write,
 )
-from nsqdoor.protocol.frames import Sent
+from cluster.nsq.frames import Sent
 from nsqdoor.protocol.session import Session
 from nsqdoor.publisher import Outcomes, Publisher
 from nsqdoor.topics import refused

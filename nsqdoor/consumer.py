@@ -14,7 +14,7 @@ from nsqdoor.options import Options
 from nsqdoor.protocol.commands import Refused
 from nsqdoor.protocol.events import Subscribe
 from nsqdoor.protocol.extended import Headers, extension_of
-from nsqdoor.protocol.frames import Sent, message_id
+from cluster.nsq.frames import Sent, message_id
 from nsqdoor.topics import Topics, refused
 from pixiu.client.topics.reading.member import ChannelMember, ChannelMessage
 from pixiu.errors import MalformedData, PixiuError

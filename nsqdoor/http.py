@@ -21,7 +21,7 @@ from nsqdoor.options import Options
 from nsqdoor.peers import Peers
 from nsqdoor.protocol.commands import Refused, messages_of, number_of
 from nsqdoor.protocol.events import Limits, Publish
-from nsqdoor.protocol.frames import is_name
+from cluster.nsq.frames import is_name
 from nsqdoor.protocol.session import MAX_MESSAGES
 from nsqdoor.publisher import Outcomes, Publisher
 from nsqdoor.stats import stats_of

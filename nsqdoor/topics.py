@@ -13,7 +13,7 @@ from nsqdoor.options import Options
 from nsqdoor.protocol.commands import Refused
 from nsqdoor.protocol.events import Publish, Subscribe
 from nsqdoor.protocol.extended import Headers
-from nsqdoor.protocol.frames import EPHEMERAL
+from cluster.nsq.frames import EPHEMERAL
 from pixiu.client.client import Client
 from pixiu.client.topics.drafts import TopicSendOptions
 from pixiu.client.topics.durable_topic import DurableTopic

@@ -16,7 +16,7 @@ from nsqdoor.migration import proxy, states
 from nsqdoor.migration.phases import Found, Phase, phase_of, refusal
 from nsqdoor.migration.states import States
 from nsqdoor.migration.upstream import Upstream
-from nsqdoor.protocol.frames import EPHEMERAL, is_name
+from cluster.nsq.frames import EPHEMERAL, is_name
 from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, TopicInUse

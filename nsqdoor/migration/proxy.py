@@ -18,7 +18,7 @@ from cluster.core import log
 from nsqdoor.migration.phases import READ, SIDES, WRITE
 from nsqdoor.migration.states import States
 from nsqdoor.migration.upstream import Upstream
-from nsqdoor.protocol.frames import is_name
+from cluster.nsq.frames import is_name
 from pixiu.errors import PixiuError
 from pixiu.version import __version__
 

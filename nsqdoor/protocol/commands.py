@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from nsqdoor.protocol.frames import MAGIC
+from cluster.nsq.frames import MAGIC
 
 MAX_LINE: Final = 1024
 """Longest line of a command, bytes. nsqd reads 16 KiB."""

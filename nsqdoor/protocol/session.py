@@ -34,7 +34,7 @@ from nsqdoor.protocol.events import (
     Write,
 )
 from nsqdoor.protocol.extended import NO_HEADERS, split
-from nsqdoor.protocol.frames import (
+from cluster.nsq.frames import (
     CLOSE_WAIT,
     ERROR,
     HEARTBEAT,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nsqdoor.protocol.commands import BODY_COMMANDS, LINE_COMMANDS, MAX_LINE, Refused
 from nsqdoor.protocol.events import Authenticate, Effect, Limits, Publish, StartTls, Subscribe, Write
 from nsqdoor.protocol.extended import Headers, extension_of, headers_of, split
-from nsqdoor.protocol.frames import MAGIC, Sent, message_id, position_of
+from cluster.nsq.frames import MAGIC, Sent, message_id, position_of
 from nsqdoor.protocol.session import Session
 from nsqdoor.protocol.states import State
 from tests.support.effort import runs

@@ -32,7 +32,7 @@ from nsqdoor.protocol.events import (
     Touch,
     Write,
 )
-from nsqdoor.protocol.frames import MAGIC, Sent, message_id, position_of
+from cluster.nsq.frames import MAGIC, Sent, message_id, position_of
 from nsqdoor.protocol.session import Session
 from tests.support.transcript import check
 

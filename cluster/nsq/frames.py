@@ -1,11 +1,12 @@
-"""Frames of NSQ's protocol V2, from the server's side. Pure.
+"""Frames of NSQ's protocol V2, of both sides. Pure.
 
+    command    NAME words…\\n, or NAME words…\\n[size: i32][body]
     frame      [size: i32][type: i32][data], size counts type and data
     message    [time: i64 ns][attempts: u16][ID: 16 bytes][body]
     extended   [time][attempts][ID][version: u8][length: u16][JSON][body], without length and JSON if the version is 0
 
-An ID is the message's position, (part, offset), in 16 characters of URL-safe base64: the same in each delivery, and text for those
-who take it for one.
+A listener's ID of a message is its position, (part, offset), in 16 characters of URL-safe base64: the same in each delivery, and text
+for those who take it for one.
 
 Source: https://nsq.io/clients/tcp_protocol_spec.html; docs/nsq.md.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from pixiu.errors import MalformedData
@@ -36,9 +37,12 @@ PLAIN_EXTENSION: Final = 0
 JSON_EXTENSION: Final = 4
 """Version of one whose headers are a JSON object, as Youzan's servers and clients have it."""
 MAX_ATTEMPTS: Final = 0xFFFF
+MAX_FRAME: Final = 64 << 20
+"""Longest frame that a client takes, bytes: nsqd's limit of a message is its operator's."""
 
 _FRAME = struct.Struct(">ii")
 _HEAD = struct.Struct(">iiqH16s")
+_MESSAGE = struct.Struct(">qH16s")
 _POSITION = struct.Struct(">IHIH")
 _OVERHEAD: Final = 4 + 8 + 2 + ID_BYTES
 """Bytes of a message's frame that its size counts, without the body."""
@@ -91,6 +95,54 @@ def position_of(found: bytes) -> tuple[int, int]:
     if rest or message_id(part, high << 32 | low) != found:
         raise MalformedData("this is no ID of a message")
     return part, high << 32 | low
+
+
+class Got(NamedTuple):
+    """A message from an nsqd."""
+
+    time_ns: int
+    attempts: int
+    id: bytes
+    body: bytes
+
+
+def message_of(data: bytes) -> Got:
+    """The message of a frame. Raises `MalformedData`."""
+    if len(data) < _MESSAGE.size:
+        raise MalformedData(f"a message of NSQ has at least {_MESSAGE.size} bytes, not {len(data)}")
+    return Got(*_MESSAGE.unpack_from(data), data[_MESSAGE.size :])
+
+
+class FrameReader:
+    """Cuts frames out of what comes from an nsqd."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """Take bytes. Returns (type, data) of each frame that is whole. Raises `MalformedData` for a size that no frame has."""
+        self._buffer += data
+        buffer, at, found = self._buffer, 0, list[tuple[int, bytes]]()
+        while len(buffer) - at >= _FRAME.size:
+            size, kind = _FRAME.unpack_from(buffer, at)
+            if not 4 <= size <= MAX_FRAME:
+                raise MalformedData(f"a frame of NSQ has 4 to {MAX_FRAME} bytes, not {size}: is this the TCP port of an nsqd?")
+            if len(buffer) - at < 4 + size:
+                break
+            found.append((kind, bytes(buffer[at + _FRAME.size : at + 4 + size])))
+            at += 4 + size
+        del buffer[:at]
+        return found
+
+
+def with_body(line: bytes, body: bytes) -> bytes:
+    """Encode a command that has a body."""
+    return line + b"\n" + len(body).to_bytes(4, "big") + body
+
+
+def body_of_many(bodies: Sequence[bytes]) -> bytes:
+    """Encode the body of an MPUB."""
+    return b"".join((len(bodies).to_bytes(4, "big"), *(part for body in bodies for part in (len(body).to_bytes(4, "big"), body))))
 
 
 def is_name(name: str) -> bool:
