@@ -42,7 +42,7 @@ from pixiu.errors import NotAuthenticated, PixiuError
 from pixiu.rpc.deadline_timer import DeadlineTimer
 
 HANDSHAKE_S: Final = 5.0
-INFLATED: Final = 1 << 20
+INFLATED: Final = 1 << 18
 """Bytes that are made at once of compressed ones. Policy: the rest is made when these are used."""
 RAW: Final = -15
 """Deflate without zlib's head, as Go's package writes it."""

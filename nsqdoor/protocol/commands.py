@@ -18,9 +18,12 @@ from cluster.nsq.frames import MAGIC
 
 MAX_LINE: Final = 1024
 """Longest line of a command, bytes. nsqd reads 16 KiB."""
+MAX_EARLY_BODY: Final = 8_192
+"""Longest body, bytes, of a client that has to log in and has not: nobody's megabytes are kept."""
 SIZE_BYTES: Final = 4
 MESSAGE_COMMANDS: Final = frozenset((b"PUB", b"DPUB", b"PUB_EXT"))
 BODY_COMMANDS: Final = MESSAGE_COMMANDS | {b"IDENTIFY", b"AUTH", b"MPUB", b"MPUB_EXT"}
+EARLY_COMMANDS: Final = frozenset((b"IDENTIFY", b"AUTH"))
 LINE_COMMANDS: Final = frozenset((b"FIN", b"REQ", b"TOUCH", b"RDY", b"SUB", b"CLS", b"NOP"))
 
 
@@ -57,6 +60,8 @@ class Parser:
 
     def __init__(self, max_message: int, max_body: int) -> None:
         self._max_message, self._max_body = max_message, max_body
+        self.early = False
+        """True until the client has logged in, if it has to: bodies are short until then."""
         self._buffer = bytearray()
         self._at = 0
         self._begun = False
@@ -110,6 +115,10 @@ class Parser:
 
     def _check(self, name: bytes, size: int) -> None:
         text = name.decode()
+        if self.early and size > MAX_EARLY_BODY:
+            if name in EARLY_COMMANDS:
+                raise Refused("E_BAD_BODY", f"{text} body too big {size} > {MAX_EARLY_BODY} before AUTH")
+            raise Refused("E_AUTH_FIRST", f"AUTH required before {text}")
         if name in MESSAGE_COMMANDS:
             if size <= 0:
                 raise Refused("E_BAD_MESSAGE", f"{text} invalid message body size {size}")

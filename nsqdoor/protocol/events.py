@@ -41,6 +41,8 @@ class Limits:
     auth: bool = False
     """AUTH is known."""
     auth_required: bool = False
+    login_ms: int = 30_000
+    """Time that a client has for AUTH if it is required, milliseconds. Policy: the connection ends then."""
     headers_required: bool = False
     """Consumers that do not know extended messages are refused."""
 

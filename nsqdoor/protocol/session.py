@@ -71,6 +71,8 @@ class Session:
         """Credit that the client gave."""
         self.published_count = self.finished_count = self.requeued_count = self.sent_count = 0
         self._parser = Parser(limits.max_message, limits.max_body)
+        self._parser.early = limits.auth_required
+        self._login_by = now + limits.login_ms / 1000 if limits.auth_required else inf
         self._actions: dict[str, Callable[[Command, float, list[Effect]], None]] = {
             "identify": self._identify, "auth": self._auth, "subscribe": self._subscribe, "publish": self._publish,
             "publish_many": self._publish_many, "ready": self._ready, "finish": self._finish, "requeue": self._requeue,
@@ -224,6 +226,7 @@ class Session:
             self._refuse(Refused("E_AUTH_FAILED", "AUTH failed"), out)
             return out
         self._authenticated = True
+        self._parser.early, self._login_by = False, inf
         said = {"identity": identity, "identity_url": "", "permission_count": 1}
         self._answer(frame(RESPONSE, json.dumps(said).encode()), out)
         self._run(now, out)
@@ -391,12 +394,15 @@ class Session:
         """Time at which `tick` has something to do, monotonic seconds."""
         if self.state is State.ENDED:
             return inf
-        return min(self._beat_at, self._late_at(), next(iter(self._in_flight.values()), inf))
+        return min(self._beat_at, self._late_at(), self._login_until(), next(iter(self._in_flight.values()), inf))
 
     def _late_at(self) -> float:
         beat = self.terms.heartbeat_ms / 1000
         # A client whose answers wait is not read, so it cannot be heard.
         return self._heard + MISSED * beat if beat and not self.full else inf
+
+    def _login_until(self) -> float:
+        return self._login_by if self._waits_for != "AUTH" else inf
 
     def tick(self, now: float) -> list[Effect]:
         """Send a heartbeat, take back messages whose time is over, end a client that is silent."""
@@ -405,6 +411,9 @@ class Session:
             return out
         if now >= self._late_at():
             self._end("silent", out)
+            return out
+        if now >= self._login_until():
+            self._refuse(Refused("E_AUTH_FIRST", f"AUTH required within {self.limits.login_ms / 1000:g} s"), out)
             return out
         while self._in_flight:
             found, until = next(iter(self._in_flight.items()))

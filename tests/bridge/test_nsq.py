@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from bridge.repeats import Repeats
 from cluster.nsq.frames import FrameReader, Got, Sent, frame, message_frames, message_of
 from nsqdoor.protocol.commands import Parser, messages_of
 from pixiu.errors import ConfigurationError, MalformedData, Unavailable
+from tests.clients.matrix import certificates
 from tests.support.nsqd import NSQD, Nsqd
 
 real = pytest.mark.skipif(not NSQD.exists(), reason="no nsqd: python -m tests.clients.nsq.matrix --prepare --peer")
@@ -100,20 +100,9 @@ async def test_an_nsqd_that_is_away_is_named() -> None:
         await source(nsqd=(), lookupd=("127.0.0.1:1",)).open()
 
 
-def certificate(folder: Path) -> tuple[str, str]:
-    """A certificate for 127.0.0.1 and its key."""
-    cert, key = str(folder / "nsqd.pem"), str(folder / "nsqd.key")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj",
-         "/CN=nsqd", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return cert, key
-
-
 @real
 async def test_tls_and_logins_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
-    cert, key = certificate(tmp_path)
+    ca, cert, key = map(str, certificates(tmp_path))
     (tmp_path / "secret").write_text("wrong")
     tls = ("-tls-cert", cert, "-tls-key", key, "-tls-required", "tcp-https", "-max-msg-size", "1000")
     async with Nsqd(tmp_path, *tls) as nsqd:
@@ -124,14 +113,14 @@ async def test_tls_and_logins_that_do_not_fit_are_one_sentence(tmp_path: Path) -
             await target(**where).write([item()])
         with pytest.raises(ConfigurationError, match="check tls_ca"):
             await target(**where, tls_ca="system").open()
-        found = target(**where, tls_ca=cert)
+        found = target(**where, tls_ca=ca)
         # Nothing of an MPUB with a message that is too large is stored: its halves are tried, and it alone is a dead letter.
         outcomes = await found.write([item(), item(body=b"x" * 2000), item(topic="u"), item(body=b"")])
         assert [each.verdict for each in outcomes] == [Verdict.SPLIT, Verdict.SPLIT, Verdict.DONE, Verdict.NEVER]
         assert "MPUB message too big 2000 > 1000" in outcomes[1].why
         assert await found.write([item(), item()]) == [DONE, DONE]
         await found.close()
-        reads = source(**where, tls_ca=cert)
+        reads = source(**where, tls_ca=ca)
         await reads.open()
         first = await reads.read()
         assert [each.body for each in first] == [b"x"] * len(first) != []

@@ -18,6 +18,7 @@ from aiohttp import web
 import pixiu
 from bridge.connectors.webhook import key_of, signature
 from tests.support.kafka import KafkaServer, free_port, is_installed
+from tests.support.nsqd import NSQD, Nsqd
 from tests.support.roles import Roles
 from tests.support.waiting import until
 from tools.cli.http import fetch
@@ -273,6 +274,74 @@ async def test_topics_go_through_another_broker_of_mqtt_that_is_restarted(cluste
         for key, each in got.items():
             first = list(dict.fromkeys(each))
             assert first == sorted(first), key
+
+
+@pytest.mark.skipif(not NSQD.exists(), reason="no nsqd: python -m tests.clients.nsq.matrix --prepare --peer")
+async def test_topics_go_through_an_nsqd_that_is_restarted(cluster: Roles) -> None:
+    (cluster.folder / "nsqd").mkdir()
+    nsqd = Nsqd(cluster.folder / "nsqd", "-max-msg-size", "20000")
+    async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target()) as px:
+        for name in ("out", "in"):
+            await px.topics.create(name, parts=2)
+        await nsqd.with_lookupd()
+        bridges = f"""
+            [out]
+            kind = "to-nsq"
+            topic = "out"
+            nsqd = ["{nsqd.address}"]
+            to = "events"
+            delay = "{{header:delay}}"
+            max_backoff_s = 0.5
+            [in]
+            kind = "from-nsq"
+            topic = "in"
+            lookupd = ["{nsqd.lookupd}"]
+            nsq_topic = "events"
+        """
+        await bridge(cluster, bridges)
+
+        async def away() -> bool:
+            found = await statuses(cluster)
+            return "does not answer" in found["out"]["why"] and "no nsqd has the topic events" in found["in"]["why"]
+
+        await until(away, "the sentences that nsqd is away, and has no such topic")
+        got, ids, topic = Counter[int](), Counter[bytes](), px.durable_topic("out")
+
+        async def read() -> None:
+            async with px.durable_topic("in").reader() as reader:
+                async for message in reader:
+                    got[int(message.body)] += 1
+                    ids[message.headers["nsq_id"]] += 1
+
+        async def send(low: int, high: int, **headers: str) -> None:
+            async with topic.writer() as writer:
+                for number in range(low, high):
+                    await writer.send(b"%d" % number, key=f"k{number % 5}", headers=headers)
+
+        async def finished() -> bool:
+            channels = await nsqd.stats("events")
+            return [each["depth"] + each["in_flight_count"] + each["deferred_count"] for each in channels] == [0]
+
+        reading = asyncio.create_task(read())
+        async with nsqd:
+            await send(0, 400)
+            await until(lambda: len(got) >= 100, "some")
+            await cluster.kill("bridge-a")
+            await send(400, 600)
+            await topic.send(b"0" * 30_000)
+            cluster.start("bridge-a", bridges=str(cluster.folder / "bridges.toml"))
+            await until(lambda: len(got) >= 500, "more")
+            await nsqd.stop()
+            await send(600, 700)
+            await nsqd.start()
+            await send(700, 720, delay="300")
+            await until(lambda: got.keys() == set(range(720)), lambda: f"what is missing: {set(range(720)) - got.keys()}")
+            await until(finished, "everything is finished at nsqd")
+            letters = await px.topics.dead_letters("out", "bridge-out")
+            assert ["message too big 30000 > 20000" in each.reason for each in letters] == [True]
+        # Into nsqd it is at least once; from there each message, known by its ID, is stored once although the bridge was killed.
+        assert set(ids.values()) == {1}
+        reading.cancel()
 
 
 @pytest.mark.skipif(not is_installed(), reason="PIXIU_BENCH_KAFKA names no folder with Kafka, or confluent-kafka is missing")

@@ -139,3 +139,17 @@ def _sized(body: bytes) -> bytes:
 @pytest.mark.parametrize("path", sorted(HERE.glob("*.txt")), ids=lambda path: path.stem)
 def test_a_transcript(path: Path) -> None:
     check(path, Player().do)
+
+
+def test_who_has_not_logged_in_sends_a_few_kibibytes_at_most() -> None:
+    limits = Limits(auth=True, auth_required=True)
+    for name, size, code in ((b"MPUB orders", 4 << 20, b"E_AUTH_FIRST"), (b"IDENTIFY", 4 << 20, b"E_BAD_BODY"), (b"AUTH", 8_193, b"E_BAD_BODY")):
+        session = Session(limits, 0.0)
+        refused, over = session.receive(MAGIC + name + b"\n" + size.to_bytes(4, "big"), 0.0)  # and not one byte of the body
+        assert isinstance(refused, Write)
+        assert code in refused.data
+        assert isinstance(over, Close)
+    session = Session(limits, 0.0)
+    session.receive(MAGIC + b"AUTH\n" + _sized(b"s" * 8_192), 0.0)
+    session.authenticated("", 0.0)
+    assert session.receive(b"MPUB orders\n" + (4 << 20).to_bytes(4, "big"), 0.0) == []
