@@ -41,7 +41,7 @@ CONFIRMED_AT_ONCE: Final = 1_000
 CLOSE_S: Final = 10.0
 """Time in which a source has to close, seconds."""
 TAIL_S: Final = 10.0
-"""Time in which the end of the topic is read for the IDs that it has, seconds. Policy: what is not read by then may be stored twice."""
+"""Time for reading the end of the topic for the IDs that it has, seconds. Policy: what is not read by then may be stored twice."""
 DEAD_PIECE: Final = 900_000
 """Bytes of a record that one message of the dead topic has: a larger record is several messages."""
 

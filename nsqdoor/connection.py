@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from cluster.listeners.clients import host_of
+from cluster.nsq.frames import Sent
 from cluster.trust.listener_tls import ListenerTls
 from nsqdoor.consumer import Consumer
 from nsqdoor.logins import Login, Logins
@@ -34,7 +35,6 @@ from nsqdoor.protocol.events import (
     Touch,
     Write,
 )
-from cluster.nsq.frames import Sent
 from nsqdoor.protocol.session import Session
 from nsqdoor.publisher import Outcomes, Publisher
 from nsqdoor.topics import refused
@@ -143,7 +143,7 @@ class NsqConnection(asyncio.Protocol):
                 self._with_login(effect)
             elif isinstance(effect, Finish):
                 if self.consumer is not None:
-                    self.consumer.finish(effect.id)
+                    self.consumer.finish(effect.ids)
             elif isinstance(effect, Requeue):
                 if self.consumer is not None:
                     self.consumer.requeue(effect.id, effect.delay_ms)

@@ -10,11 +10,11 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from cluster.nsq.frames import Sent, message_id
 from nsqdoor.options import Options
 from nsqdoor.protocol.commands import Refused
 from nsqdoor.protocol.events import Subscribe
 from nsqdoor.protocol.extended import Headers, extension_of
-from cluster.nsq.frames import Sent, message_id
 from nsqdoor.topics import Topics, refused
 from pixiu.client.topics.reading.member import ChannelMember, ChannelMessage
 from pixiu.errors import MalformedData, PixiuError
@@ -62,11 +62,11 @@ class Consumer:
         if self._member is not None:
             self._member.set_credit(count)
 
-    def finish(self, found: bytes) -> None:
-        """Acknowledge a message. One that is no longer ours comes again, to whomever."""
-        message = self._messages.pop(found, None)
-        if message is not None and self._open:
-            message.ack_soon()
+    def finish(self, found: Sequence[bytes]) -> None:
+        """Acknowledge messages. One that is no longer ours comes again, to whomever."""
+        messages = [message for each in found if (message := self._messages.pop(each, None)) is not None]
+        if self._member is not None and not self._member.closed:
+            self._member.ack_all_soon(messages)
 
     def requeue(self, found: bytes, delay_ms: int) -> None:
         """Give a message back."""

@@ -16,12 +16,12 @@ from typing import Any, Final
 from aiohttp import web
 
 from cluster.metrics.metrics import CONTENT_TYPE, Metrics
+from cluster.nsq.frames import is_name
 from nsqdoor.logins import Login, Logins
 from nsqdoor.options import Options
 from nsqdoor.peers import Peers
 from nsqdoor.protocol.commands import Refused, messages_of, number_of
 from nsqdoor.protocol.events import Limits, Publish
-from cluster.nsq.frames import is_name
 from nsqdoor.protocol.session import MAX_MESSAGES
 from nsqdoor.publisher import Outcomes, Publisher
 from nsqdoor.stats import stats_of

@@ -65,7 +65,7 @@ class Publisher:
         try:
             self._offered.append((found, self._topics.send(found)))
         except Overloaded:
-            if len(found.bodies) > 1:  # some are under way, so the client has to be asked to send all again
+            if len(found.headers) > 1:  # some are under way, so the client has to be asked to send all again
                 self._offered.append((found, Overloaded("the listener's queue is full", 1_000)))
                 return True
             return False
@@ -91,9 +91,12 @@ class Publisher:
     async def _outcome(self, found: Publish, receipts: Sequence[TopicReceipt] | PixiuError) -> Refused | None:
         error = receipts if isinstance(receipts, PixiuError) else None
         if not isinstance(receipts, PixiuError):
-            for receipt in receipts:
-                failed = None if receipt.resolved and receipt.failure is None else await receipt.outcome()
-                error = error or failed
+            for place, receipt in enumerate(receipts):
+                if receipt.resolved and receipt.failure is None:
+                    continue
+                failed = await receipt.outcome()
+                if failed is not None and error is None:
+                    error, found.stored = failed, place if found.answers > 1 else 0
         if error is None:
             return None
         if isinstance(error, UnknownTopic):

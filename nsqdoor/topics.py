@@ -9,11 +9,11 @@ import time
 from collections import OrderedDict
 from typing import Final
 
+from cluster.nsq.frames import EPHEMERAL
 from nsqdoor.options import Options
 from nsqdoor.protocol.commands import Refused
 from nsqdoor.protocol.events import Publish, Subscribe
 from nsqdoor.protocol.extended import Headers
-from cluster.nsq.frames import EPHEMERAL
 from pixiu.client.client import Client
 from pixiu.client.topics.drafts import TopicSendOptions
 from pixiu.client.topics.durable_topic import DurableTopic
@@ -71,13 +71,12 @@ class Topics:
 
     def send(self, found: Publish) -> list[TopicReceipt]:
         """Hand messages to the writer of their topic. Raises `Overloaded`, `RecordTooLarge`, `InvalidArgument`. If it raises for
-        one of several, those before it are sent."""
+        one of several with headers of their own, those before it are sent."""
         topic = self._known.get(found.topic) or self._px.durable_topic(found.topic)
-        headers = found.headers if len(found.headers) == len(found.bodies) else [found.headers[0]] * len(found.bodies)
         at = time.time_ns() // 1000 + found.delay_ms * 1000 if found.delay_ms else None
-        return [
-            topic.send_soon(body, **options_of(own, at)) for body, own in zip(found.bodies, headers, strict=True)
-        ]  # fmt: skip
+        if len(found.headers) == 1:
+            return topic.send_many_soon(found.bodies, **options_of(found.headers[0], at))
+        return [topic.send_soon(body, **options_of(own, at)) for body, own in zip(found.bodies, found.headers, strict=True)]
 
     async def join(self, found: Subscribe, options: Options) -> ChannelMember:
         """Open a member of a channel, without credit. Raises what `ensure` raises."""

@@ -5,8 +5,8 @@
     message    [time: i64 ns][attempts: u16][ID: 16 bytes][body]
     extended   [time][attempts][ID][version: u8][length: u16][JSON][body], without length and JSON if the version is 0
 
-A listener's ID of a message is its position, (part, offset), in 16 characters of URL-safe base64: the same in each delivery, and text
-for those who take it for one.
+A listener's ID of a message is its position, (part, offset), in 16 characters of URL-safe base64: the same in each delivery, and
+text for those who take it for one.
 
 Source: https://nsq.io/clients/tcp_protocol_spec.html; docs/nsq.md.
 """

@@ -11,12 +11,12 @@ from typing import Annotated, Final
 import typer
 
 from cluster.core import log
+from cluster.nsq.frames import EPHEMERAL, is_name
 from cluster.settings.options import is_loopback
 from nsqdoor.migration import proxy, states
 from nsqdoor.migration.phases import Found, Phase, phase_of, refusal
 from nsqdoor.migration.states import States
 from nsqdoor.migration.upstream import Upstream
-from cluster.nsq.frames import EPHEMERAL, is_name
 from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, TopicInUse

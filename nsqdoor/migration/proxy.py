@@ -15,10 +15,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from cluster.core import log
+from cluster.nsq.frames import is_name
 from nsqdoor.migration.phases import READ, SIDES, WRITE
 from nsqdoor.migration.states import States
 from nsqdoor.migration.upstream import Upstream
-from cluster.nsq.frames import is_name
 from pixiu.errors import PixiuError
 from pixiu.version import __version__
 

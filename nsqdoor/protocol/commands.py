@@ -11,10 +11,11 @@ Source: https://nsq.io/clients/tcp_protocol_spec.html.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from cluster.nsq.frames import MAGIC
+from cluster.nsq.frames import ID_BYTES, MAGIC
 
 MAX_LINE: Final = 1024
 """Longest line of a command, bytes. nsqd reads 16 KiB."""
@@ -23,6 +24,8 @@ MAX_EARLY_BODY: Final = 8_192
 SIZE_BYTES: Final = 4
 MESSAGE_COMMANDS: Final = frozenset((b"PUB", b"DPUB", b"PUB_EXT"))
 BODY_COMMANDS: Final = MESSAGE_COMMANDS | {b"IDENTIFY", b"AUTH", b"MPUB", b"MPUB_EXT"}
+FINISHES: Final = re.compile(rb"(?:FIN [^ \r\n]{16}\n)+")
+FINISH_BYTES: Final = 4 + ID_BYTES + 1
 EARLY_COMMANDS: Final = frozenset((b"IDENTIFY", b"AUTH"))
 LINE_COMMANDS: Final = frozenset((b"FIN", b"REQ", b"TOUCH", b"RDY", b"SUB", b"CLS", b"NOP"))
 
@@ -104,6 +107,29 @@ class Parser:
         body = bytes(memoryview(self._buffer)[at : at + size])
         self._at = at + size
         return Command(name, words, body)
+
+    def same(self, line: bytes, most: int, most_bytes: int) -> list[bytes]:
+        """Bodies of the messages whose commands come next with this very line, are whole and not too large: cut out at once,
+        because producers send many. Stops after `most`, or once they have `most_bytes`."""
+        buffer, at, found = self._buffer, self._at, list[bytes]()
+        with memoryview(buffer) as view:
+            while len(found) < most and most_bytes > 0 and buffer.startswith(line, at):
+                at += len(line) + SIZE_BYTES
+                size = int.from_bytes(view[at - SIZE_BYTES : at], "big", signed=True) if at <= len(buffer) else 0
+                if not 0 < size <= self._max_message or at + size > len(buffer):
+                    break  # `next` says why, or waits
+                found.append(bytes(view[at : at + size]))
+                at = self._at = at + size
+                most_bytes -= size
+        return found
+
+    def finishes(self) -> list[bytes]:
+        """IDs of the FINs that come next, cut out at once, because consumers send many."""
+        match = FINISHES.match(self._buffer, self._at)
+        if match is None:
+            return []
+        text, self._at = match.group(), match.end()
+        return [text[at : at + ID_BYTES] for at in range(4, len(text), FINISH_BYTES)]
 
     def _begins(self) -> bool:
         found = bytes(self._buffer[: len(MAGIC)])

@@ -88,6 +88,10 @@ class Publish:
     answer: bytes | None = field(default=None, repr=False)
     """Frame, once it is known."""
     fatal: bool = False
+    answers: int = 1
+    """Answers that it gets; several, if each message came by a command of its own."""
+    stored: int = 0
+    """Messages that were stored before the one that failed, if it gets several answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +115,9 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Acknowledge a message."""
+    """Acknowledge messages."""
 
-    id: bytes
+    ids: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True)

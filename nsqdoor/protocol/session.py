@@ -17,6 +17,18 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
+from cluster.nsq.frames import (
+    CLOSE_WAIT,
+    ERROR,
+    HEARTBEAT,
+    ID_BYTES,
+    OK,
+    RESPONSE,
+    Sent,
+    frame,
+    is_name,
+    message_frames,
+)
 from nsqdoor.protocol.commands import Command, Parser, Refused, messages_of, number_of, printable
 from nsqdoor.protocol.events import (
     Authenticate,
@@ -34,18 +46,6 @@ from nsqdoor.protocol.events import (
     Write,
 )
 from nsqdoor.protocol.extended import NO_HEADERS, split
-from cluster.nsq.frames import (
-    CLOSE_WAIT,
-    ERROR,
-    HEARTBEAT,
-    ID_BYTES,
-    OK,
-    RESPONSE,
-    Sent,
-    frame,
-    is_name,
-    message_frames,
-)
 from nsqdoor.protocol.identify import Terms, agreed
 from nsqdoor.protocol.states import ACTIONS, BEFORE_TLS, State
 
@@ -80,6 +80,8 @@ class Session:
         }  # fmt: skip
         self._answers: deque[Publish] = deque()
         """Answers in their order; those whose `answer` is None are not known yet."""
+        self._unanswered = 0
+        """Answers that these are: some stand for several."""
         self._pending_bytes = 0
         self._in_flight: dict[bytes, float] = {}
         """ID → time at which the message goes back."""
@@ -119,7 +121,7 @@ class Session:
     @property
     def full(self) -> bool:
         """True while too much is published and not answered."""
-        return len(self._answers) >= self.limits.max_publishes or self._pending_bytes >= self.limits.max_publish_bytes
+        return self._unanswered >= self.limits.max_publishes or self._pending_bytes >= self.limits.max_publish_bytes
 
     def _run(self, now: float, out: list[Effect]) -> None:
         while self.state is not State.ENDED and not self.held:
@@ -145,16 +147,21 @@ class Session:
 
     def _answer(self, data: bytes, out: list[Effect], *, fatal: bool = False) -> None:
         """Answer after what is not answered yet. After a fatal answer nothing is read any more."""
-        self._answers.append(Publish("", "", (), answer=data, fatal=fatal))
+        self._answer_later(Publish("", "", (), answer=data, fatal=fatal))
         if fatal:
             self._waits_for = "the end"
         self._flush(out)
+
+    def _answer_later(self, found: Publish) -> None:
+        self._answers.append(found)
+        self._unanswered += found.answers
 
     def _flush(self, out: list[Effect]) -> None:
         ready: list[bytes] = []
         fatal = False
         while self._answers and self._answers[0].answer is not None and not fatal:
             found = self._answers.popleft()
+            self._unanswered -= found.answers
             ready.append(found.answer or b"")
             fatal = found.fatal
         if ready:
@@ -165,6 +172,7 @@ class Session:
     def _end(self, why: str, out: list[Effect]) -> None:
         self.state = State.ENDED
         self._answers.clear()
+        self._unanswered = 0
         self._in_flight.clear()
         self._withheld.clear()
         out.append(Close(why))
@@ -257,7 +265,7 @@ class Session:
             raise Refused("E_SUB_FAILED", "SUB failed: this listener gives messages with headers alone (extend_support)")
         self.state = State.SUBSCRIBED
         self._subscription = Publish("SUB", topic, ())
-        self._answers.append(self._subscription)
+        self._answer_later(self._subscription)
         out.append(Subscribe(topic, channel, self.terms.tag, self.terms.filter, self.terms.extended))
 
     def subscribed(self, why: Refused | None, now: float) -> list[Effect]:
@@ -282,7 +290,14 @@ class Session:
             if delay > self.limits.max_delay_ms:
                 raise Refused("E_INVALID", f"DPUB timeout {delay} out of range 0-{self.limits.max_delay_ms}")
         headers, body = split(command.body) if command.name == b"PUB_EXT" else (NO_HEADERS, command.body)
-        self._offer(Publish(command.name.decode(), topic, (body,), delay, (headers,)), out)
+        found = Publish(command.name.decode(), topic, [body], delay, (headers,))
+        if command.name == b"PUB":
+            free = self.limits.max_publishes - self._unanswered - 1
+            free_bytes = self.limits.max_publish_bytes - self._pending_bytes - len(body)
+            more = self._parser.same(b"PUB %s\n" % command.words[0], free, free_bytes) if len(command.words) == 1 else []
+            found.bodies = [body, *more]
+            found.answers += len(more)
+        self._offer(found, out)
 
     def _publish_many(self, command: Command, now: float, out: list[Effect]) -> None:
         topic = self._topic(command, 1)
@@ -295,7 +310,7 @@ class Session:
     def _offer(self, found: Publish, out: list[Effect]) -> None:
         found.size = sum(map(len, found.bodies))
         self._pending_bytes += found.size
-        self._answers.append(found)
+        self._answer_later(found)
         out.append(found)
 
     def published(self, outcomes: Sequence[tuple[Publish, Refused | None]], now: float) -> list[Effect]:
@@ -305,8 +320,7 @@ class Session:
             self._heard = now  # it was not read meanwhile
         for found, why in outcomes:
             self._pending_bytes -= found.size
-            if why is None:
-                self.published_count += len(found.bodies)
+            self.published_count += len(found.bodies) if why is None else found.stored
             _resolve(found, why)
         if self.state is not State.ENDED:
             self._flush(out)
@@ -357,15 +371,22 @@ class Session:
         if len(found) != ID_BYTES:
             raise Refused("E_INVALID", "invalid message ID")
         if found not in self._in_flight:
-            raise Refused(failed, f"{name} {printable(found)} failed ID not in flight", fatal=False)
+            raise _not_in_flight(failed, name, found)
         return found
 
     def _finish(self, command: Command, now: float, out: list[Effect]) -> None:
-        found = self._message(command, "E_FIN_FAILED")
-        del self._in_flight[found]
-        self.finished_count += 1
-        out.append(Finish(found))
+        done, unknown = [self._message(command, "E_FIN_FAILED")], list[bytes]()
+        del self._in_flight[done[0]]
+        for found in self._parser.finishes():
+            if self._in_flight.pop(found, None) is not None:
+                done.append(found)
+            else:
+                unknown.append(found)
+        self.finished_count += len(done)
+        out.append(Finish(done))
         self._give(now, out)
+        for found in unknown:
+            self._refuse(_not_in_flight("E_FIN_FAILED", "FIN", found), out)
 
     def _requeue(self, command: Command, now: float, out: list[Effect]) -> None:
         if len(command.words) < 2:
@@ -428,8 +449,15 @@ class Session:
         return out
 
 
+def _not_in_flight(code: str, name: str, found: bytes) -> Refused:
+    return Refused(code, f"{name} {printable(found)} failed ID not in flight", fatal=False)
+
+
 def _resolve(found: Publish, why: Refused | None) -> None:
-    found.answer = OK_FRAME if why is None else frame(ERROR, str(why).encode(errors="replace"))
+    if why is None:
+        found.answer = OK_FRAME * found.answers
+    else:  # the connection ends with it, so nothing after it is answered
+        found.answer = OK_FRAME * found.stored + frame(ERROR, str(why).encode(errors="replace"))
     found.fatal = why is not None and why.fatal
 
 

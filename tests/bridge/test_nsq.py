@@ -86,8 +86,8 @@ def test_the_oldest_ids_are_forgotten() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "options", "why"),
-    [(target, {"nsqd": ()}, "lookupd"), (target, {"nsqd": ("nowhere",)}, "HOST:PORT"), (source, {"nsq_topic": "a b"}, "name of NSQ"),
-     (target, {"lookupd": ("h:1",)}, "either"), (target, {"to": "{what}"}, "template")],
+    [(target, {"nsqd": ()}, "lookupd"), (target, {"nsqd": ("nowhere",)}, "HOST:PORT"), (target, {"lookupd": ("h:1",)}, "either"),
+     (source, {"nsq_topic": "a b"}, "name of NSQ"), (target, {"to": "{what}"}, "template")],
 )  # fmt: skip
 def test_wrong_options_are_named(kind: Any, options: dict[str, Any], why: str) -> None:
     assert any(why in said for _, said in kind(**options)._options.problems())

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nsqdoor.protocol.commands import BODY_COMMANDS, LINE_COMMANDS, MAX_LINE, Refused
-from nsqdoor.protocol.events import Authenticate, Effect, Limits, Publish, StartTls, Subscribe, Write
-from nsqdoor.protocol.extended import Headers, extension_of, headers_of, split
 from cluster.nsq.frames import MAGIC, Sent, message_id, position_of
+from nsqdoor.protocol.commands import BODY_COMMANDS, LINE_COMMANDS, MAX_LINE, Refused
+from nsqdoor.protocol.events import Authenticate, Effect, Finish, Limits, Publish, StartTls, Subscribe, Write
+from nsqdoor.protocol.extended import Headers, extension_of, headers_of, split
 from nsqdoor.protocol.session import Session
 from nsqdoor.protocol.states import State
 from tests.support.effort import runs
@@ -75,11 +75,18 @@ def answered(session: Session, effects: list[Effect]) -> list[Effect]:
     return done
 
 
-def without_cuts(effects: list[Effect]) -> tuple[bytes, list[Effect]]:
-    """What was written, end to end, and everything else."""
-    return b"".join(each.data for each in effects if isinstance(each, Write)), [
-        each for each in effects if not isinstance(each, Write)
-    ]
+def without_cuts(effects: list[Effect]) -> tuple[bytes, list[object]]:
+    """What was written, end to end, and everything else: commands that came together, one by one."""
+    rest = list[object]()
+    for each in effects:
+        if isinstance(each, Publish):
+            same = each.headers * len(each.bodies) if len(each.headers) == 1 else each.headers
+            rest += [(each.command, each.topic, each.delay_ms, *both) for both in zip(each.bodies, same, strict=True)]
+        elif isinstance(each, Finish):
+            rest += each.ids
+        elif not isinstance(each, Write):
+            rest.append(each)
+    return b"".join(each.data for each in effects if isinstance(each, Write)), rest
 
 
 @fuzz

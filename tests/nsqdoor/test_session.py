@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.nsq.frames import MAGIC, Sent, frame, message_id, position_of
 from nsqdoor.protocol.commands import Refused
 from nsqdoor.protocol.events import (
     Authenticate,
@@ -32,8 +33,7 @@ from nsqdoor.protocol.events import (
     Touch,
     Write,
 )
-from cluster.nsq.frames import MAGIC, Sent, message_id, position_of
-from nsqdoor.protocol.session import Session
+from nsqdoor.protocol.session import OK_FRAME, Session
 from tests.support.transcript import check
 
 HERE = Path(__file__).resolve().parent / "transcripts"
@@ -105,7 +105,9 @@ class Player:
             elif isinstance(effect, Subscribe):
                 more = [effect.tag, json.dumps(effect.filter) if effect.filter else "", "with headers" if effect.extended else ""]
                 yield " ".join(each for each in ("join", effect.topic, effect.channel, *more) if each)
-            elif isinstance(effect, Finish | Touch | Requeue):
+            elif isinstance(effect, Finish):
+                yield "finish " + " ".join(":".join(map(str, position_of(each))) for each in effect.ids)
+            elif isinstance(effect, Touch | Requeue):
                 place = ":".join(map(str, position_of(effect.id)))
                 name = type(effect).__name__.lower()
                 yield f"{name} {place} {effect.delay_ms}" if isinstance(effect, Requeue) else f"{name} {place}"
@@ -143,7 +145,11 @@ def test_a_transcript(path: Path) -> None:
 
 def test_who_has_not_logged_in_sends_a_few_kibibytes_at_most() -> None:
     limits = Limits(auth=True, auth_required=True)
-    for name, size, code in ((b"MPUB orders", 4 << 20, b"E_AUTH_FIRST"), (b"IDENTIFY", 4 << 20, b"E_BAD_BODY"), (b"AUTH", 8_193, b"E_BAD_BODY")):
+    for name, size, code in (
+        (b"MPUB orders", 4 << 20, b"E_AUTH_FIRST"),
+        (b"IDENTIFY", 4 << 20, b"E_BAD_BODY"),
+        (b"AUTH", 8_193, b"E_BAD_BODY"),
+    ):
         session = Session(limits, 0.0)
         refused, over = session.receive(MAGIC + name + b"\n" + size.to_bytes(4, "big"), 0.0)  # and not one byte of the body
         assert isinstance(refused, Write)
@@ -153,3 +159,34 @@ def test_who_has_not_logged_in_sends_a_few_kibibytes_at_most() -> None:
     session.receive(MAGIC + b"AUTH\n" + _sized(b"s" * 8_192), 0.0)
     session.authenticated("", 0.0)
     assert session.receive(b"MPUB orders\n" + (4 << 20).to_bytes(4, "big"), 0.0) == []
+
+
+def test_commands_that_come_together_are_one_effect_and_answered_one_by_one() -> None:
+    session = Session(Limits(), 0.0)
+    (run,) = session.receive(MAGIC + b"".join(b"PUB orders\n" + _sized(b"%d" % number) for number in range(5)) + b"PUB ord", 0.0)
+    assert isinstance(run, Publish)
+    assert run.bodies == [b"0", b"1", b"2", b"3", b"4"]
+    (other,) = session.receive(b"ers\n" + _sized(b"5") + b"FIN x\n", 0.0)
+    assert isinstance(other, Publish)
+    run.stored = 3  # the fourth failed: the connection ends with its answer
+    written, over = session.published([(run, Refused("E_PUB_FAILED", "why"))], 0.0)
+    assert isinstance(written, Write)
+    assert written.data == OK_FRAME * 3 + frame(1, b"E_PUB_FAILED why")
+    assert isinstance(over, Close)
+
+
+def test_finishes_that_come_together_are_one_effect() -> None:
+    session, ids = Session(Limits(), 0.0), [message_id(1, offset) for offset in range(6)]
+    session.receive(MAGIC + b"SUB orders work\nRDY 4\n", 0.0)
+    session.subscribed(None, 0.0)
+    session.deliver([Sent(each, 1, 1, b"x") for each in ids], 0.0)
+    said = b"".join(b"FIN " + each + b"\n" for each in (*ids[:3], ids[0], ids[3]))
+    done, more, unknown = session.receive(said + b"FI", 0.0)
+    assert isinstance(done, Finish)
+    assert done.ids == ids[:4]
+    assert isinstance(more, Write)
+    assert ids[5] in more.data
+    assert isinstance(unknown, Write)
+    assert b"E_FIN_FAILED" in unknown.data
+    (last,) = session.receive(b"N " + ids[4] + b"\n", 0.0)
+    assert isinstance(last, Finish)

@@ -33,13 +33,18 @@ class EarlySends:
 
     def put(self, send: Callable[[], Awaitable[object]], receipt: Awaited, size: int) -> None:
         """Send something as soon as possible. Raises `Overloaded`."""
-        options = self._options
-        if len(self.items) >= options.queue_records or (self.items and self._size + size > options.queue_bytes):
-            raise Overloaded(f"{len(self.items)} messages wait for a worker number for their IDs: await send instead")
+        self.check_space(size)
         self.items.append((send, receipt, self._loop.time(), size))
         self._size += size
         if self._task is None:
             self._task = self._loop.create_task(self._run(), name="pixiu-early-sends")
+
+    def check_space(self, size: int, number: int = 1) -> None:
+        """Raise `Overloaded` if this number of messages, of `size` bytes together, may not be put now."""
+        options = self._options
+        others = bool(self.items) or number > 1
+        if len(self.items) + number > options.queue_records or (others and self._size + size > options.queue_bytes):
+            raise Overloaded(f"{len(self.items)} messages wait for a worker number for their IDs: await send instead")
 
     async def idle(self) -> None:
         """Wait until everything has been handed on."""

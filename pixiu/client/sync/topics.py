@@ -232,6 +232,7 @@ class SyncDurableTopic(Twin[DurableTopic]):
     __slots__ = ()
     send = blocking_as(SyncTopicReceipt, DurableTopic.send)
     send_soon = in_loop_as(SyncTopicReceipt, DurableTopic.send_soon)
+    send_many_soon = in_loop_as(_receipts, DurableTopic.send_many_soon)
     send_many = blocking_as(_receipts, DurableTopic.send_many)
     writer = here_as(SyncTopicWriter, DurableTopic.writer)
     channel = in_loop_as(SyncChannelMember, DurableTopic.channel)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -57,6 +57,9 @@ class TopicSendOptions(TypedDict, total=False):
     """The application's own number, which rises with every message, for writers with a name; 0, the default: none."""
 
 
+KNOWN: Final = frozenset(TopicSendOptions.__annotations__)
+
+
 class TopicDraft(NamedTuple):
     """A checked message."""
 
@@ -75,8 +78,8 @@ class TopicDraft(NamedTuple):
 
 def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
     """Check a message. Raises `InvalidArgument` and `RecordTooLarge`."""
-    unknown = {name: value for name, value in options.items() if name not in TopicSendOptions.__annotations__}
-    if unknown:
+    if not KNOWN.issuperset(options):
+        unknown = {name: value for name, value in options.items() if name not in KNOWN}
         raise no_such_option(unknown, TopicSendOptions.__annotations__)
     if not isinstance(body, bytes | bytearray | memoryview):
         raise InvalidArgument(f"a message's body is bytes, not {type(body).__name__}; encode text: body.encode()")
@@ -103,6 +106,21 @@ def draft(body: bytes, **options: Unpack[TopicSendOptions]) -> TopicDraft:
             f"a message of {found.size} bytes, headers and key included, is above the limit of {MAX_BLOCK_BYTES - HEAD_BYTES}; "
             "send a reference to the content instead"
         )
+    return found
+
+
+def drafts(bodies: Sequence[bytes], **options: Unpack[TopicSendOptions]) -> list[TopicDraft]:
+    """Check messages with the same options. Raises as `draft`."""
+    if not bodies:
+        return []
+    first = draft(b"", **options)  # the fields of the options; a body follows them
+    slot, flags, head = first.encoded
+    rest, found = first[1:], list[TopicDraft]()
+    most = MAX_BLOCK_BYTES - HEAD_BYTES - INDEX_BYTES - len(head)
+    for body in bodies:
+        if not isinstance(body, bytes) or len(body) > most:
+            draft(body, **options)  # says what is wrong with it, or takes another kind of bytes
+        found.append(TopicDraft(Encoded(slot, flags, head + bytes(body)), *rest))
     return found
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from inspect import isawaitable
 from types import TracebackType
@@ -391,6 +391,13 @@ class ChannelMember:
             return False
         self._apply(effects)
         return True
+
+    def ack_all_soon(self, messages: Iterable[ChannelMessage]) -> None:
+        """Acknowledge messages of this member without waiting: `ack_soon` for each, and cheaper. Raises `NotConnected` when it is
+        closed."""
+        if self._closed:
+            raise NotConnected("the member is closed: the messages are not acknowledged, and come again")
+        self._apply(self.core.acknowledge_all(message.place for message in messages))
 
     def touch(self, message: ChannelMessage) -> None:
         """Ask for more time for a message."""

@@ -314,6 +314,22 @@ class MemberCore:
         held.acknowledged.add(place.offset)
         return [Reportable(place.stream)]
 
+    def acknowledge_all(self, places: Iterable[Place]) -> list[Effect]:
+        """Report messages as done. Those that are no longer this member's, or were reported, are left out."""
+        touched = dict[int, None]()
+        for place in places:
+            number, part, offset = place
+            stream = self._by_number.get(number)
+            held = stream.parts.get(part) if stream is not None else None
+            if stream is None or held is None or offset not in held.unreported:
+                self.counters.void += 1
+                continue
+            held.unreported.discard(offset)
+            held.touched.discard(offset)
+            held.acknowledged.add(offset)
+            stream.turns[part] = touched[number] = None
+        return [Reportable(number) for number in touched]
+
     def refuse(self, place: Place, how: int | str) -> list[Effect] | None:
         """Report that a message failed: the delay before it comes again in ms, or why it goes to the dead letters at once. None: it
         is no longer this member's, or was reported."""

@@ -17,7 +17,7 @@ Source: docs/topics.md, "Writing".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import merge
 from math import inf
 from operator import attrgetter
@@ -177,14 +177,31 @@ class WriterCore:
             self.counters.repeated += 1
             ticket.encoded, ticket.resolved = None, True
             return []
-        self._spread_left -= ticket.size
-        self.unresolved += 1
-        self.unresolved_bytes += ticket.size
+        return self._queued((ticket,), slot, ticket.size, now)
+
+    def offer_all(self, tickets: Sequence[TopicTicket], slot: int, now: float) -> list[Effect]:
+        """Take messages of one slot that have no progress. Raises the error that ended the writer."""
+        if self.failed is not None:
+            raise self.failed.error()
+        assert self.resumed is None or not self.last_progress
+        number, deadline, size = self.counters.offered, now + self._options.topic_timeout_s, 0
+        for ticket in tickets:
+            number += 1
+            ticket.message_id, ticket.at, ticket.deadline = number, now, deadline
+            size += ticket.size
+        self.counters.offered = number
+        return self._queued(tickets, slot, size, now)
+
+    def _queued(self, tickets: Sequence[TopicTicket], slot: int, size: int, now: float) -> list[Effect]:
+        """Put messages into the queue of their part."""
+        self._spread_left -= size
+        self.unresolved += len(tickets)
+        self.unresolved_bytes += size
         stream = self._stream_of(slot)
-        stream.queue.append(ticket)
-        stream.queue_bytes += ticket.size
+        stream.queue.extend(tickets)
+        stream.queue_bytes += size
         group = self._busy(stream)
-        self._deadline = min(self._deadline, now + LINGER_S, ticket.deadline)
+        self._deadline = min(self._deadline, now + LINGER_S, tickets[0].deadline)
         if not group.number:
             return self._wanted(group, now)
         return [Writable(group.number)] if group.open and self._may_cut(stream, now) else []

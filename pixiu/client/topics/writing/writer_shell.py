@@ -6,6 +6,7 @@ Source: docs/topics.md, "Writing".
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from pixiu.client.login import refused_login
@@ -35,6 +36,7 @@ from pixiu.errors import NotAllowed, NotAuthenticated, PixiuError, Refusal
 from pixiu.rpc.deadline_timer import DeadlineTimer
 from pixiu.rpc.duplex import Duplex, End, StreamEnded
 from pixiu.rpc.grpc_streams import GrpcCall
+from pixiu.wire.block import Encoded
 from pixiu.wire.levels import Triple
 from pixiu.wire.v1 import topic_pb2, topic_pb2_grpc
 
@@ -123,6 +125,13 @@ class WriterShell:
             self._apply(effects)
         else:
             self._alarm.set(self.core.next_deadline())
+
+    def offer_all(self, found: Sequence[TopicDraft], receipts: Sequence[TopicReceipt]) -> None:
+        """Hand messages with the same options to the core. Raises the error that ended the writer."""
+        slot = found[0].encoded.slot if found[0].has_slot else self.core.slot(found[0].key, 0)
+        for each, receipt in zip(found, receipts, strict=True):
+            receipt.encoded = Encoded(slot, each.encoded.flags, each.encoded.data)
+        self._apply(self.core.offer_all(receipts, slot, self._loop.time()))
 
     async def send_in_turn(self, found: TopicDraft, receipt: TopicReceipt) -> None:
         """Offer a message once there is space for it."""

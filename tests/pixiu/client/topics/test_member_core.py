@@ -55,8 +55,10 @@ def test_it_joins_each_group_and_shares_its_credit() -> None:
 def test_acknowledgements_of_a_turn_are_one_report_of_ranges() -> None:
     core, (stream,) = joined(Cluster(1, 1))
     assert core.delivered(stream, 1, 10, 8, 0)
-    for offset in (12, 10, 11, 15):
-        assert core.acknowledge(Place(stream, 1, offset)) == [Reportable(stream)]
+    assert core.acknowledge(Place(stream, 1, 12)) == [Reportable(stream)]
+    assert core.acknowledge_all(Place(stream, 1, offset) for offset in (10, 11, 12, 15)) == [Reportable(stream)]
+    assert core.counters.void == 1
+    core.counters.void = 0
     core.refuse(Place(stream, 1, 13), 500)
     core.touch(Place(stream, 1, 14))
     (report,) = reports(core, stream)

@@ -63,11 +63,12 @@ def test_everything_is_stored_once_and_in_the_order_of_its_slot(seed: int) -> No
     for turn in range(1_500):
         if rng.random() < 0.4:
             slot = rng.choice(SLOTS_USED)
-            body = b"%d" % turn
-            found = ticket(slot, body)
-            sent[slot].append(found)
-            bodies[slot].append(body)
-            network.apply(core.offer(found, network.now))
+            several = [b"%d.%d" % (turn, number) for number in range(rng.choice((1, 1, 1, 3)))]
+            found = [ticket(slot, body) for body in several]
+            sent[slot] += found
+            bodies[slot] += several
+            offer_all = len(found) > 1
+            network.apply(core.offer_all(found, slot, network.now) if offer_all else core.offer(found[0], network.now))
         if rng.random() < 0.004:
             resized(cluster, rng)
         if rng.random() < 0.01:
