@@ -145,6 +145,16 @@ ROWS: Rows = {
             "pipeline/topic_lineage::every_row_is_read_once_and_in_the_order_of_its_slot",
         ),
     ),
+    "N18": Row(
+        "a sink's target is configuration, and what the target does not take is kept and tried again [our topic is what keeps it]",
+        (
+            "bridge/simulation::everything_is_written_in_order_or_is_a_dead_letter",
+            "e2e/bridge::a_webhook_and_files_get_everything_in_order_through_failures_kills_and_pauses",
+            "e2e/bridge::topics_go_through_an_nsqd_that_is_restarted",
+            "bridge/nsq::what_nsq_never_takes_is_told",
+        ),
+        "No command follows a log file into a topic, and spills to a local disk while the cluster is away.",
+    ),
     "N19": Row(
         "a token bucket for each topic, so that one topic's traffic spares the others",
         (

@@ -1,5 +1,5 @@
-"""pynsq until it is killed: `python pynsq_worker.py produce|consume TCP,… LOOKUP,… TOPIC NAME`. It says each message that it was told
-to be stored, or that it got, before it finishes it: a line each.
+"""pynsq until it is killed: `python pynsq_worker.py produce|consume TCP,… LOOKUP,… TOPIC NAME`. It says each message that it was
+told to be stored, or that it got, before it finishes it: a line each.
 """
 
 from __future__ import annotations
