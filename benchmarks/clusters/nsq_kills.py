@@ -43,7 +43,7 @@ LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 PROGRESS: Final = 20
 """Messages that are stored, and got, between two kills."""
-PATIENT_S: Final = 120.0
+PATIENT_S: Final = 240.0
 REST_S: Final = 0.05
 
 
@@ -60,7 +60,8 @@ class Workers:
         self._folder, self._tcp, self._lookup = folder, tcp, lookup
         self._running: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
         self._starts = 0
-        self.starts = Counter[str]()
+        self.ended = Counter[str]()
+        """Those that ended by themselves, by their last words."""
         self.said: dict[str, Counter[str]] = {"produce": Counter(), "consume": Counter()}
         self._read: dict[Path, int] = {}
         self._work: dict[Path, str] = {}
@@ -68,14 +69,13 @@ class Workers:
     def start(self, library: str, work: str) -> None:
         """Start one."""
         self._starts += 1
-        self.starts[f"{library} {work}"] += 1
         path = self._folder / f"{library}-{work}-{self._starts}.txt"
         self._work[path] = work
         command = (*LIBRARIES[library], work, self._tcp, self._lookup, TOPIC, f"{library}-{self._starts}")
         environment = {**os.environ, "NODE_PATH": str(BUILT / "nsqjs/node_modules")}
         environment.pop("PYTHONPATH", None)
-        with path.open("wb") as out:
-            self._running[library, work] = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL, env=environment)
+        with path.open("wb") as out, (self._folder / f"{library}-{work}.err").open("wb") as errors:
+            self._running[library, work] = subprocess.Popen(command, stdout=out, stderr=errors, env=environment)
 
     def kill(self, work: str, rolls: random.Random) -> None:
         """Kill one of those that do this work, and start another one."""
@@ -96,6 +96,8 @@ class Workers:
             self.said[work].update(whole.decode().split())
         for (library, work), process in list(self._running.items()):
             if process.poll() is not None:
+                last = (self._folder / f"{library}-{work}.err").read_text(errors="replace").splitlines()[-1:]
+                self.ended[f"{library} {work}: {' '.join(last)[:100] or process.returncode}"] += 1
                 self.start(library, work)
 
     def end(self, work: str) -> None:
@@ -142,7 +144,8 @@ class Run:
         for name in GROUP:
             self._roles.start(name, partition=0)
         self._roles.start("admin-a")
-        await self._roles.running(*GROUP, "admin-a")
+        self._roles.start("proxy-a")
+        await self._roles.running(*GROUP, "admin-a", "proxy-a")
         for name in LISTENERS:
             self._listener(name)
         for library in [each for each, command in LIBRARIES.items() if Path(BUILT, "venv" if each == "pynsq" else each).exists()]:
@@ -221,7 +224,7 @@ async def play(kills: int, minutes: float, seed: int, folder: Path) -> dict[str,
     got = run.workers.said["consume"]
     return {
         "kills": dict(run.kills), "stored": len(run.workers.said["produce"]), "lost": sorted(lost),
-        "repeated": got.total() - len(got), "longest_s": round(run.longest_s, 1), "starts": dict(run.workers.starts),
+        "repeated": got.total() - len(got), "longest_s": round(run.longest_s, 1), "ended": dict(run.workers.ended),
     }  # fmt: skip
 
 
@@ -240,7 +243,7 @@ def main() -> int:
     kinds = ", ".join(f"{count} of a {what}" for what, count in found["kills"].items())
     say(f"{sum(found['kills'].values())} kills ({kinds})")
     say(f"{found['stored']:,} stored, {len(found['lost'])} lost {found['lost'][:5]}")
-    say(f"{found['repeated']:,} came again; longest pause {found['longest_s']} s; clients started: {found['starts']}")
+    say(f"{found['repeated']:,} came again; longest pause {found['longest_s']} s; clients that ended by themselves: {found['ended']}")
     return int(bool(found["lost"]))
 
 

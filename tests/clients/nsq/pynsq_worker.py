@@ -32,7 +32,7 @@ def produce(tcp: str, topic: str, name: str) -> None:
         def answered(_connection: Any, answer: Any) -> None:
             if answer == b"OK":
                 say(body)
-            loop.call_later(0.005 if answer == b"OK" else 0.1, publish)
+            loop.call_later(0.2, publish)
 
         writer.pub(topic, body.encode(), answered)
 

@@ -12,7 +12,7 @@ function produce() {
     const body = `${name}-${++number}`
     writer.publish(topic, body, (error) => {
       if (!error) process.stdout.write(body + '\n')
-      setTimeout(publish, error ? 100 : 5)
+      setTimeout(publish, 200)
     })
   }
   writer.on('ready', () => { for (let n = 0; n < WINDOW; n++) publish() })
