@@ -110,7 +110,8 @@ def message_of(data: bytes) -> Got:
     """The message of a frame. Raises `MalformedData`."""
     if len(data) < _MESSAGE.size:
         raise MalformedData(f"a message of NSQ has at least {_MESSAGE.size} bytes, not {len(data)}")
-    return Got(*_MESSAGE.unpack_from(data), data[_MESSAGE.size :])
+    time_ns, attempts, found = _MESSAGE.unpack_from(data)
+    return Got(time_ns, attempts, found, data[_MESSAGE.size :])
 
 
 class FrameReader:

@@ -80,7 +80,7 @@ def without_cuts(effects: list[Effect]) -> tuple[bytes, list[object]]:
     rest = list[object]()
     for each in effects:
         if isinstance(each, Publish):
-            same = each.headers * len(each.bodies) if len(each.headers) == 1 else each.headers
+            same = [*each.headers] * (len(each.bodies) if len(each.headers) == 1 else 1)
             rest += [(each.command, each.topic, each.delay_ms, *both) for both in zip(each.bodies, same, strict=True)]
         elif isinstance(each, Finish):
             rest += each.ids

@@ -50,7 +50,7 @@ def consume(lookup: str, topic: str) -> None:
 
     nsq.Reader(
         topic=topic, channel="work", lookupd_http_addresses=[f"http://{each}" for each in lookup.split(",")],
-        message_handler=handle, max_in_flight=50, lookupd_poll_interval=1, lookupd_poll_jitter=0.0, max_backoff_duration=0,
+        message_handler=handle, max_in_flight=50, lookupd_poll_interval=1, lookupd_poll_jitter=0.0, max_backoff_duration=0.1,
     )  # fmt: skip
     tornado.ioloop.IOLoop.current().start()
 
