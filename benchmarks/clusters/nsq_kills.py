@@ -243,7 +243,8 @@ def main() -> int:
     kinds = ", ".join(f"{count} of a {what}" for what, count in found["kills"].items())
     say(f"{sum(found['kills'].values())} kills ({kinds})")
     say(f"{found['stored']:,} stored, {len(found['lost'])} lost {found['lost'][:5]}")
-    say(f"{found['repeated']:,} came again; longest pause {found['longest_s']} s; clients that ended by themselves: {found['ended']}")
+    say(f"{found['repeated']:,} came again; longest pause {found['longest_s']} s")
+    say(f"clients that ended by themselves, and were started again: {found['ended']}")
     return int(bool(found["lost"]))
 
 
