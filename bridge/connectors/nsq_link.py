@@ -142,7 +142,7 @@ class NsqLink:
             await writer.start_tls(_context(options.tls_ca), server_hostname=host.strip("[]"))
             await self._one()
         if self.terms.get("auth_required") and not secret:
-            raise ConfigurationError(f"the nsqd at {self.address} wants a login: give secret_file")
+            raise ConfigurationError(f"the nsqd at {self.address} requires a login: give secret_file")
         if secret:
             writer.write(with_body(b"AUTH", secret.encode()))
             await self._one()
@@ -214,7 +214,7 @@ class NsqLink:
         if error.code in LOGIN_CODES:
             return ConfigurationError(f"the nsqd at {self.address} refuses the login: {said(error)}; check secret_file")
         if "TLS required" in str(error):
-            return ConfigurationError(f"the nsqd at {self.address} wants TLS: give tls_ca")
+            return ConfigurationError(f"the nsqd at {self.address} requires TLS: give tls_ca")
         if error.code in ("E_INVALID", "E_BAD_BODY", "E_BAD_TOPIC", "E_BAD_CHANNEL", "E_BAD_PROTOCOL"):
             return ConfigurationError(f"the nsqd at {self.address} refuses what it is asked: {said(error)}")
         return away(f"the nsqd at {self.address} refuses: {said(error)}")

@@ -116,9 +116,9 @@ async def test_tls_and_logins_that_do_not_fit_are_one_sentence(tmp_path: Path) -
     tls = ("-tls-cert", cert, "-tls-key", key, "-tls-required=tcp-https", "-max-msg-size", "1000")
     async with Nsqd(tmp_path, *tls) as nsqd:
         where = {"nsqd": (nsqd.address,)}
-        with pytest.raises(ConfigurationError, match="wants TLS: give tls_ca"):
+        with pytest.raises(ConfigurationError, match="requires TLS: give tls_ca"):
             await source(**where).open()
-        with pytest.raises(ConfigurationError, match="wants TLS: give tls_ca"):
+        with pytest.raises(ConfigurationError, match="requires TLS: give tls_ca"):
             await target(**where).write([item()])
         with pytest.raises(ConfigurationError, match="check tls_ca"):
             await target(**where, tls_ca="system").open()
@@ -138,7 +138,7 @@ async def test_tls_and_logins_that_do_not_fit_are_one_sentence(tmp_path: Path) -
         async with Nsqd(tmp_path) as nsqd:
             await target(nsqd=(nsqd.address,), tls_ca="system").open()
     async with Nsqd(tmp_path, "-auth-http-address", "127.0.0.1:1") as nsqd:
-        with pytest.raises(ConfigurationError, match="wants a login: give secret_file"):
+        with pytest.raises(ConfigurationError, match="requires a login: give secret_file"):
             await target(nsqd=(nsqd.address,)).open()
         with pytest.raises(ConfigurationError, match="refuses the login: E_AUTH_FAILED"):
             await target(nsqd=(nsqd.address,), secret_file=str(tmp_path / "secret")).open()

@@ -30,6 +30,7 @@ from pixiu.client.topics.topic_map import TopicMap
 from pixiu.client.topics.writing.ahead import Ahead
 from pixiu.client.topics.writing.resumed import Resumed, Stored
 from pixiu.client.topics.writing.writer_events import (
+    FINAL,
     CloseStream,
     Effect,
     GroupStream,
@@ -47,16 +48,11 @@ from pixiu.client.topics.writing.writer_events import (
     encoded,
 )
 from pixiu.errors import (
-    DiskFull,
     Draining,
     InvalidArgument,
-    MalformedData,
-    NotAllowed,
-    NotAuthenticated,
     NotLeader,
     NotSent,
     OutcomeUnknown,
-    RecordTooLarge,
     StaleWriter,
     UnknownTopic,
 )
@@ -76,10 +72,6 @@ REFRESH_S: Final = 0.2
 """Interval at which the topic's description is asked for while something waits for it."""
 RESEND: Final = "a named writer that opens again knows what is stored"
 ANOTHER: Final = "another process writes under this writer's name; end it, open the writer again, and go on after its `progress`"
-FINAL: Final = frozenset(
-    kind.code for kind in (NotAllowed, InvalidArgument, RecordTooLarge, MalformedData, DiskFull, NotAuthenticated)
-)
-"""Refusals that fail a block. After any other it is sent again."""
 SPREAD: Final = 40_503
 """Odd factor by which messages without a key walk over the slots of a part."""
 number_of = attrgetter("message_id")
@@ -169,31 +161,22 @@ class WriterCore:
             if ticket.progress <= self.last_progress:
                 raise InvalidArgument(f"progress rises with every message; {ticket.progress} follows {self.last_progress}")
             self.last_progress = ticket.progress
-        self.counters.offered += 1
-        ticket.message_id = self.counters.offered
-        ticket.at, ticket.deadline = now, now + self._options.topic_timeout_s
         slot = ticket.encoded.slot
         if ticket.progress and self.resumed is not None and ticket.progress <= self.resumed.of_slot(slot):
+            self.counters.offered += 1
             self.counters.repeated += 1
-            ticket.encoded, ticket.resolved = None, True
+            ticket.message_id, ticket.encoded, ticket.resolved = self.counters.offered, None, True
             return []
-        return self._queued((ticket,), slot, ticket.size, now)
+        return self.offer_all((ticket,), slot, now)
 
     def offer_all(self, tickets: Sequence[TopicTicket], slot: int, now: float) -> list[Effect]:
-        """Take messages of one slot that have no progress. Raises the error that ended the writer."""
+        """Take messages of one slot; with progress each by itself. Raises the error that ended the writer."""
         if self.failed is not None:
             raise self.failed.error()
-        assert self.resumed is None or not self.last_progress
-        number, deadline, size = self.counters.offered, now + self._options.topic_timeout_s, 0
-        for ticket in tickets:
-            number += 1
+        size, deadline = sum(ticket.size for ticket in tickets), now + self._options.topic_timeout_s
+        for number, ticket in enumerate(tickets, self.counters.offered + 1):
             ticket.message_id, ticket.at, ticket.deadline = number, now, deadline
-            size += ticket.size
-        self.counters.offered = number
-        return self._queued(tickets, slot, size, now)
-
-    def _queued(self, tickets: Sequence[TopicTicket], slot: int, size: int, now: float) -> list[Effect]:
-        """Put messages into the queue of their part."""
+        self.counters.offered += len(tickets)
         self._spread_left -= size
         self.unresolved += len(tickets)
         self.unresolved_bytes += size
@@ -201,7 +184,7 @@ class WriterCore:
         stream.queue.extend(tickets)
         stream.queue_bytes += size
         group = self._busy(stream)
-        self._deadline = min(self._deadline, now + LINGER_S, tickets[0].deadline)
+        self._deadline = min(self._deadline, now + LINGER_S, deadline)
         if not group.number:
             return self._wanted(group, now)
         return [Writable(group.number)] if group.open and self._may_cut(stream, now) else []

@@ -7,14 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain, islice, takewhile
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pixiu.client.send.events import Failure
 from pixiu.client.topics.leader_link import LeaderLink
-from pixiu.errors import Refusal
+from pixiu.errors import DiskFull, InvalidArgument, MalformedData, NotAllowed, NotAuthenticated, RecordTooLarge, Refusal
 from pixiu.placement.slots import Part
 from pixiu.wire.block import INDEX_BYTES, Encoded
 from pixiu.wire.levels import Level
+
+FINAL: Final = frozenset(
+    kind.code for kind in (NotAllowed, InvalidArgument, RecordTooLarge, MalformedData, DiskFull, NotAuthenticated)
+)
+"""Refusals that fail a block. After any other it is sent again."""
 
 
 class TopicTicket:
