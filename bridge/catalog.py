@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bridge.connectors.clients import Clients, ClientsOptions
 from bridge.connectors.files import Files, FilesOptions
 from bridge.connectors.kafka import KafkaSource, KafkaSourceOptions, KafkaTarget, KafkaTargetOptions
 from bridge.connectors.mqtt import MqttSource, MqttSourceOptions, MqttTarget, MqttTargetOptions
 from bridge.connectors.nsq import NsqSource, NsqSourceOptions, NsqTarget, NsqTargetOptions
 from bridge.connectors.webhook import Webhook, WebhookOptions
 from bridge.options import BridgeOptions
+from cluster.routes.routes import Routes
 from cluster.settings.fields import show, unknown
 from cluster.settings.options import Sources, read_tables
 from pixiu.errors import ConfigurationError
@@ -35,10 +37,12 @@ class Kind:
     """A connector: its options, and what makes it."""
 
     options: type[BridgeOptions]
-    make: Callable[[str, Any], Any]
+    make: Callable[..., Any]
     """Makes a target or a source from the bridge's name and options."""
     alone: Callable[[Any], bool] = lambda _options: False
     """Says whether one process alone runs a bridge with these options; else all of them share its work."""
+    of_cluster: bool = False
+    """True if its target is the cluster itself: it is made with the process's client as a third argument."""
 
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -46,6 +50,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "to-files": Kind(FilesOptions, Files),
     "to-kafka": Kind(KafkaTargetOptions, KafkaTarget, lambda options: bool(options.exactly_once)),
     "from-kafka": Kind(KafkaSourceOptions, KafkaSource, lambda _options: True),
+    "to-clients": Kind(ClientsOptions, Clients, of_cluster=True),
     "to-mqtt": Kind(MqttTargetOptions, MqttTarget),
     "from-mqtt": Kind(MqttSourceOptions, MqttSource, lambda _options: True),
     "to-nsq": Kind(NsqTargetOptions, NsqTarget),
@@ -96,3 +101,17 @@ def read_bridges(path: Path | str) -> list[Bridge]:
     if wrong:
         raise ConfigurationError("\n".join(wrong))
     return found
+
+
+def bridges_of(routes: Routes) -> list[Bridge]:
+    """The bridges that deliver what routes say that clients get, one for each durable topic."""
+    return [
+        Bridge(
+            f"clients-{each.topic}"[:64],
+            ClientsOptions(
+                kind="to-clients", topic=each.topic, channel="clients", ordered=True, linger_ms=0, batch_messages=500,
+                from_end=each.from_end, to=each.to, routes=each.routes, stored=each.stored,
+            ),
+        )
+        for each in routes.deliveries
+    ]  # fmt: skip

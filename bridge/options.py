@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cluster.settings.fields import bounded, choice
 from cluster.settings.options import Options as AnyOptions
 from cluster.settings.options import RoleOptions
+from pixiu.client.messages.load_test import LoadTest
 from pixiu.client.topics.drafts import check_name
 from pixiu.client.topics.topic_admin import filter_of
 from pixiu.discovery.target import parse_target
@@ -23,6 +25,9 @@ class Options(RoleOptions):
 
     bridges: str = ""
     """File with a table for each bridge, such as [orders-to-kafka]. Empty: there are none."""
+    routes: str = ""
+    """File of routes, the same as the proxies': what it says that clients get is delivered. Read again when it changes. Empty:
+    there are none."""
     target: str = ""
     """Where the bridges reach the cluster as clients: HOST:PORT,… of proxies, or zk://…. Empty: the registry of the process."""
     token_file: str = ""
@@ -60,6 +65,9 @@ class BridgeOptions(AnyOptions):
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions(BridgeOptions):
     """Options of every bridge from a topic to a target."""
+
+    load_test: ClassVar[LoadTest] = "block"
+    """Whether messages of load tests come; see `DurableTopic.channel`."""
 
     channel: str = ""
     """Channel of the topic that the bridge reads; it is made if it is missing. Empty: bridge-NAME."""

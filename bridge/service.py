@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from bridge.catalog import Bridge, read_bridges
+from bridge.catalog import Bridge, bridges_of, read_bridges
 from bridge.connectors.secrets import secret_of
 from bridge.options import Options, SourceOptions, TargetOptions
 from bridge.owners import owner_of
@@ -27,6 +27,8 @@ from cluster.core.role import RoleShell
 from cluster.links.api import Peer
 from cluster.metrics.metrics import Sample
 from cluster.process.context import Context
+from cluster.routes.live_file import RoutesFile
+from cluster.routes.routes import Routes
 from cluster.settings.options import ClusterOptions
 from pixiu.client.client import Client, connect
 from pixiu.discovery.node import NodeState
@@ -50,7 +52,12 @@ class Service(RoleShell):
     def __init__(self, context: Context[Options]) -> None:
         super().__init__(context.crash)
         self._context = context
-        self._bridges = read_bridges(context.options.bridges) if context.options.bridges else []
+        self._described = read_bridges(context.options.bridges) if context.options.bridges else []
+        self._bridges = self._described
+        path = context.options.routes
+        self._routes = RoutesFile(path, self._routes_changed, context.log) if path else None
+        if self._routes is not None:
+            self._bridges = [*self._described, *bridges_of(self._routes.routes)]
         self._paused = frozenset(context.options.paused)
         self._owned = frozenset[str]()
         self._client: Client | None = None
@@ -82,6 +89,8 @@ class Service(RoleShell):
     async def start(self) -> None:
         """Start without waiting: bridges begin when the cluster is found."""
         self.spawn(self._connect())
+        if self._routes is not None:
+            self.spawn(self._routes.look())
         self.spawn(self._follow())
 
     async def drain(self) -> None:
@@ -102,6 +111,7 @@ class Service(RoleShell):
         """Report each bridge, and what an operator has to look at."""
         bridges = [self._status(each) for each in self._bridges]
         faults = [f"bridge {each['name']}: {each['why']}" for each in bridges if each["why"]]
+        faults += [self._routes.problem] if self._routes is not None and self._routes.problem else []
         return {"bridges": bridges, "degraded": "; ".join([self._problem, *faults] if self._problem else faults) or None}
 
     def _status(self, bridge: Bridge) -> dict[str, object]:
@@ -117,6 +127,10 @@ class Service(RoleShell):
         return {**before, **own, "state": state, "why": ""}
 
     # --- running
+
+    def _routes_changed(self, routes: Routes) -> None:
+        self._bridges = [*self._described, *bridges_of(routes)]
+        self._changed.set()
 
     async def _connect(self) -> None:
         backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.Random().random)
@@ -140,6 +154,12 @@ class Service(RoleShell):
             self._changed.clear()
             if self._client is None or self._draining:
                 continue
+            now = {each.name: each.options for each in self._bridges}
+            for name, run in list(self._runs.items()):
+                if now.get(name) != run.options:  # the routes have changed
+                    self._context.log.info(ENDS, bridge=name)
+                    await self._end(name, run)
+                    self._runs.pop(name, None)
             for bridge in self._bridges:
                 await self._adjust(bridge, self._client)
 
@@ -154,15 +174,19 @@ class Service(RoleShell):
         if wanted:
             run.begin()
             return
+        await self._end(bridge.name, run)
+
+    async def _end(self, name: str, run: Run) -> None:
         try:
             async with asyncio.timeout(STOP_S):
                 await run.end()
         except TimeoutError:
             await run.stop()
-            del self._runs[bridge.name]
+            del self._runs[name]
 
     def _make(self, bridge: Bridge, client: Client) -> Run:
-        make, options, context = partial(bridge.kind.make, bridge.name, bridge.options), bridge.options, self._context
+        options, context = bridge.options, self._context
+        make = partial(bridge.kind.make, bridge.name, options, *([client] if bridge.kind.of_cluster else []))
         if isinstance(options, TargetOptions):
             return TargetRun(bridge.name, options, make, client, context.now, context.log)
         assert isinstance(options, SourceOptions)

@@ -164,7 +164,7 @@ class TargetRun:
         options = self.options
         member = self._member = self._client.durable_topic(options.topic).channel(
             self.channel, credit=options.credit, filter=options.filter, ordered=options.ordered, from_end=options.from_end,
-            max_attempts=MAX_ATTEMPTS,
+            max_attempts=MAX_ATTEMPTS, load_test=options.load_test,
         )  # fmt: skip
         self._joining = self._spawn(self._take(member))
 

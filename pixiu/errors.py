@@ -47,6 +47,7 @@
     │   └── StateDamaged         a value of a store's state is broken: repair from a peer
     └── LimitError             a bound was reached
         ├── Overloaded           refused at the edge: try again after `retry_after_ms`
+        │   └── TopicAway            the durable topic of a route does not store the message now: try again
         ├── TooManyDevices       a user has eight devices: drop one
         ├── InboxFull            an inbox at its limit that does not drop its oldest
         └── LeaseExpired         a leased number has expired
@@ -380,6 +381,13 @@ class Overloaded(LimitError):
     def __init__(self, text: str, retry_after_ms: int = 0) -> None:
         super().__init__(text)
         self.retry_after_ms = retry_after_ms
+
+
+class TopicAway(Overloaded):
+    """A route stores the message in a durable topic, which does not take it now. Nothing is acknowledged that is not stored. Sending it
+    again with the same ID stores it once, as long as the proxy remembers it."""
+
+    code = "TOPIC_AWAY"
 
 
 class TooManyDevices(LimitError):

@@ -10,15 +10,16 @@ Source: PiXiu §2.2 steps 6 to 8, §2.2.1 (batches in one loop here, threads the
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from math import ceil, inf
+from math import inf
 from typing import Final
 
 from cluster.core.contract import NEVER, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
 from cluster.links.api import Outcome
 from pixiu import errors
+from pixiu.errors import Refusal
 from pixiu.ids import EndpointID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
@@ -37,8 +38,6 @@ from pixiu.wire.record import (
     TYPE_AT,
     WALK,
     Flag,
-    crc_ok,
-    offsets,
 )
 from pixiu.wire.trace import UNTRACED, Sampler, Tracer
 from proxy import events as ev
@@ -47,8 +46,8 @@ from proxy.kept.messages import is_traced, sender_of, snowflake_of, without_kept
 from proxy.kept.stage import BUSY as KEPT_BUSY
 from proxy.kept.stage import RETRY_MS as KEPT_RETRY_MS
 from proxy.kept.stage import KeptRooms, by_owner
-from proxy.publishers.permits import REFUSALS
 from proxy.publishers.rates import PublisherRates, Rates
+from proxy.records import refusals as texts
 from proxy.records.batches import Batch, failures_of, sessions_of
 from proxy.records.big_rooms import MAX_SWEEP_BYTES, BigRooms, Finished
 from proxy.records.destinations import NOBODY, Destinations, Target
@@ -56,6 +55,7 @@ from proxy.records.gateway_batches import GatewayBatches
 from proxy.records.offline_notices import OfflineNotices
 from proxy.records.signals import AwaitedSignals
 from proxy.records.topic_keys import with_rooms
+from proxy.routed.stage import RoutedRooms
 
 MAX_HELD_PARCELS = 10_000
 """Parcels of records that wait for a change of routes; beyond it the change waits no longer."""
@@ -141,6 +141,8 @@ class Core:
         self._big: BigRooms[Batch] = BigRooms(vrooms_per_s, self._broker_of_vroom, self._broker_of_signal, self._token)
         self._big_target = _Target(NOBODY, divert=self._take_big)
         self.kept: KeptRooms[Batch] = KeptRooms(self._take_kept, self._reroute, _publisher_of)
+        self.routed: RoutedRooms[Batch] = RoutedRooms(self._take_routed, _stream_of, topics)
+        self._refusals = texts.Refusals(self._max_size, vrooms, kinds, self._brokers, self._relays)
         self._limits = PublisherRates(rates) if rates.any else None
         self._gateways = GatewayBatches(self._token)
         """They limit each client themselves."""
@@ -165,7 +167,14 @@ class Core:
         self._events.on(kept_ev.KeptMatched, self.kept.on_matched)
         self._events.on(kept_ev.KeptRefused, self.kept.on_refused)
         self._events.on(kept_ev.KeptStored, self.kept.on_stored)
+        self._events.on(kept_ev.RoutesChanged, self._on_routes)
+        self._events.on(kept_ev.RoutedStored, self.routed.on_stored)
         self._events.on(Tick, self._on_tick)
+
+    def _on_routes(self, event: kept_ev.RoutesChanged, now: float, out: list[ev.Effect]) -> None:
+        """Use other routes, for what comes from now on."""
+        self.routed.use(event.routes)
+        self._brokers.routes.cache.clear()
 
     def _on_limits(self, event: ev.LimitsChanged, now: float, out: list[ev.Effect]) -> None:
         """Use new limits. Everybody begins with a full burst."""
@@ -184,6 +193,8 @@ class Core:
             self._release(self._held, self._brokers, out)
         if self._held_chat and not self._relays.routes.held:
             self._release(self._held_chat, self._relays, out)
+        if self.routed.deadline <= now and not self._brokers.routes.held:
+            self._run_routed(now, out)
         if self.kept.deadline <= now and not self._brokers.routes.held:
             self._run_kept(now, out)
         if self._big.deadline <= now and not self._brokers.routes.held:
@@ -193,13 +204,16 @@ class Core:
     def next_deadline(self) -> float:
         """Time at which `Tick` is due, monotonic seconds; `NEVER` when nothing waits for a time."""
         brokers, relays = self._brokers.routes.deadline, self._relays.routes.deadline
-        return min(min(self._big.deadline, self.kept.deadline) if brokers == NEVER else brokers, relays)
+        own = min(self._big.deadline, self.kept.deadline, self.routed.deadline)
+        return min(own if brokers == NEVER else brokers, relays)
 
     @property
     def under_way(self) -> int:
         """Number of parcels that are not settled yet."""
         held = len(self._held) + len(self._held_chat)
-        return len(self._tokens) + held + self._big.under_way + self._gateways.under_way + self.kept.under_way
+        return (
+            len(self._tokens) + held + self._big.under_way + self._gateways.under_way + self.kept.under_way + self.routed.under_way
+        )
 
     def _token(self) -> int:
         token = self._next_token
@@ -264,7 +278,7 @@ class Core:
                 (target.normal if record[TYPE_AT] >= FIRST_LANE_BELOW else target.first).append(record)
             self._send(list(touched.values()), batch, out, 0)
             if refused:
-                self._refuse_records(refused, batch, errors.Unavailable, GONE_MEANWHILE)
+                self._refuse_records(refused, batch, errors.Unavailable, texts.GONE_MEANWHILE)
             if batch is not None:
                 batch.pending -= 1
                 if not batch.pending:
@@ -273,6 +287,9 @@ class Core:
         self._reply_to(streams, out)
 
     def _choose(self, key: int) -> _Target | None:
+        return self.routed.target if self.routed.active and key in self.routed.rooms else self._unrouted(key)
+
+    def _unrouted(self, key: int) -> _Target | None:
         if self._vrooms.is_big(key):
             return self._big_target if self._brokers.targets else None
         if self.kept.takes(key):
@@ -324,8 +341,8 @@ class Core:
         batches.append(batch)
         if event.receipt and not self._awaited.receipts:
             self.counters.records_refused += event.count
-            batch.failures.append(ev.Failure(batch.first, batch.last, errors.InvalidArgument.code, NO_RECEIPTS))
-        elif event.position <= CHECKED_RECORDS and (damaged := first_damaged(event.data, event.count)) is not None:
+            batch.failures.append(ev.Failure(batch.first, batch.last, errors.InvalidArgument.code, texts.NO_RECEIPTS))
+        elif event.position <= CHECKED_RECORDS and (damaged := texts.first_damaged(event.data, event.count)) is not None:
             self.counters.records_refused += event.count
             text = f"the CRC of record {batch.first + damaged} does not fit its extension and body; its whole batch is refused"
             batch.failures.append(ev.Failure(batch.first, batch.last, errors.ChecksumWrong.code, text))
@@ -351,7 +368,9 @@ class Core:
         if wait_s:
             self.counters.records_refused += count
             self.counters.records_over_rate += count
-            batch.failures.append(ev.Failure(batch.first, batch.last, errors.Overloaded.code, *_later(PUBLISHER_OVER_RATE, wait_s)))
+            batch.failures.append(
+                ev.Failure(batch.first, batch.last, errors.Overloaded.code, *texts.later(texts.PUBLISHER_OVER_RATE, wait_s))
+            )
             return False
         self._meter(limits, batch.data, 0, len(batch.data), count, now)
         return True
@@ -385,16 +404,16 @@ class Core:
             elif batch is not None:
                 batch.pending += 1
         if large:
-            self._refuse_records(large, batch, errors.RecordTooLarge, TOO_LARGE_FOR_BIG_ROOMS)
+            self._refuse_records(large, batch, errors.RecordTooLarge, texts.TOO_LARGE_FOR_BIG_ROOMS)
         if late:
             self.counters.records_over_rate += len(late)
-            self._refuse_records(late, batch, errors.Overloaded, *_later(BIG_ROOMS_BUSY, longest_s))
+            self._refuse_records(late, batch, errors.Overloaded, *texts.later(texts.BIG_ROOMS_BUSY, longest_s))
 
     def _refuse_over_rate(self, records: list[bytes], batch: Batch | None) -> None:
         """Refuse records of rooms that exceed their rate."""
         self.counters.records_over_rate += len(records)
         longest_s = max(self._over.values(), default=0.0)
-        self._refuse_records(records, batch, errors.Overloaded, *_later(ROOM_OVER_RATE, longest_s))
+        self._refuse_records(records, batch, errors.Overloaded, *texts.later(texts.ROOM_OVER_RATE, longest_s))
 
     def _refuse_records(
         self, records: list[bytes], batch: Batch | None, error: type[errors.PixiuError], text: str, retry_ms: int = 0
@@ -426,7 +445,7 @@ class Core:
             if not batch.pending:
                 streams[batch.stream] = None
         for batch, records in lost.values():
-            batch.failures.extend(failures_of(batch, records, errors.Dropped.code, NOT_CONFIRMED))
+            batch.failures.extend(failures_of(batch, records, errors.Dropped.code, texts.NOT_CONFIRMED))
 
     # --- messages for kept sessions
 
@@ -452,30 +471,68 @@ class Core:
             out.append(kept_ev.AskKept(due.questions))
         if due.mails:
             out.append(kept_ev.StoreKept(due.mails))
-        for why, refused in due.refused.items():
-            self.counters.records_refused += len(refused)
-            for batch, records in by_owner(refused, _first_of):
+        self._refuse_waiting(due.refused, streams)
+        self._pass_on(due.send, self._brokers.replica, streams, out)
+        self._reply_to(streams, out)
+
+    # --- messages of routes
+
+    def _take_routed(self, records: list[bytes], batch: Batch | None) -> None:
+        """Look at the messages of a room that routes may take."""
+        trusted = batch is not None and batch.stream not in self._gateways.streams
+        for record in records:
+            self.routed.offer(record, batch, trusted)
+        if batch is not None:
+            batch.pending += len(records)
+
+    def _run_routed(self, now: float, out: list[ev.Effect]) -> None:
+        """Store what routes take, and pass on what they do not."""
+        due, streams = self.routed.run(now), dict[int, None]()
+        if due.store:
+            out.append(kept_ev.StoreRouted(due.store))
+        self._refuse_waiting(due.refused, streams)
+        for batch in due.accepted:
+            batch.pending -= 1
+            streams[batch.stream] = None
+        self._pass_on(due.send, self._unrouted, streams, out)
+        self._reply_to(streams, out)
+
+    def _refuse_waiting(
+        self, refused: Mapping[Refusal, list[tuple[bytes, Batch | None]]], streams: dict[int, None]
+    ) -> None:  # fmt: skip
+        """Refuse messages that waited here."""
+        for why, found in refused.items():
+            self.counters.records_refused += len(found)
+            for batch, records in by_owner(found, _first_of):
                 if batch is not None:
                     batch.failures.extend(failures_of(batch, records, why.code, why.text, why.retry_after_ms))
                     batch.pending -= len(records)
                     streams[batch.stream] = None
-        for batch, records in by_owner(due.send, _first_of):
-            touched: dict[EndpointID, _Target] = {}
+
+    def _pass_on(
+        self,
+        waited: list[tuple[bytes, Batch | None]],
+        choose: Callable[[int], _Target | None],
+        streams: dict[int, None],
+        out: list[ev.Effect],
+    ) -> None:
+        """Send messages that waited here: a publisher's batches one after the other."""
+        for batch, records in by_owner(waited, _first_of):
+            touched: dict[int, _Target] = {}
             gone: list[bytes] = []
             for record in records:
-                target = self._brokers.replica(int.from_bytes(record[KEY_AT:SENDER_AT], "little"))
+                target = choose(int.from_bytes(record[KEY_AT:SENDER_AT], "little"))
                 if target is None:
                     gone.append(record)
                     continue
-                touched[target.endpoint] = target
+                touched[id(target)] = target
                 (target.normal if record[TYPE_AT] >= FIRST_LANE_BELOW else target.first).append(record)
             self._send(list(touched.values()), batch, out, self._tracer.now_us() if any(map(is_traced, records)) else 0)
             if gone:
-                self._refuse_records(gone, batch, errors.Unavailable, GONE_MEANWHILE)
+                self._refuse_records(gone, batch, errors.Unavailable, texts.GONE_MEANWHILE)
             if batch is not None:
                 batch.pending -= len(records)
                 streams[batch.stream] = None
-        self._reply_to(streams, out)
 
     def _route(self, data: bytes, start: int, end: int, count: int, batch: Batch | None, out: list[ev.Effect]) -> bool:
         if self._sampler is not None:
@@ -510,7 +567,7 @@ class Core:
                 else:
                     target = self._target_of_other(kind, flags, snowflake, key, batch)
             if target is None or size > largest:
-                refused.append((index, *self._refusal(what & 255, what >> 8, size, key)))
+                refused.append((index, *self._refusals.of(what & 255, what >> 8, size, key)))
             else:
                 if not target.normal and not target.first:
                     touched.append(target)
@@ -550,39 +607,11 @@ class Core:
                     out.append(SendRecords(target.endpoint, records, lane, token, awaited, more))
             target.normal, target.first = [], []
 
-    def _refusal(self, kind: int, flags: int, size: int, key: int) -> tuple[type[errors.PixiuError], str]:
-        if size > self._max_size:
-            text = f"a record of {size + SIZE_FIELD} bytes is above the cluster's limit of {self._max_size + SIZE_FIELD}"
-            return errors.RecordTooLarge, f"{text}; send a reference to the content instead"
-        if self._vrooms.is_vroom(key):
-            big = self._vrooms.shown(key)
-            return (
-                errors.InvalidArgument,
-                f"{key} is the number of a VRoom, which nobody publishes to; publish to the big room {big}",
-            )
-        if not key:
-            return errors.InvalidArgument, "0 is neither a RoomID (1 to 2^62-1) nor a UIN (1 to 2^63-1)"
-        to_room = kind == ROOM or (kind == SIGNAL and bool(flags & Flag.TO_ROOM))
-        if kind in REFUSALS:
-            return errors.NotAllowed, REFUSALS[kind]
-        if kind not in (ROOM, CHAT, SIGNAL):
-            return errors.InvalidArgument, "this stream takes room messages, chat and signals; mail has its own, Mailer.Send"
-        name = "room" if to_room else "chat"
-        if name not in self._kinds:
-            return errors.InvalidArgument, f"this proxy does not accept {name} messages (proxy.kinds); use another one"
-        role, destinations = ("broker", self._brokers) if to_room else ("relay", self._relays)
-        if not self._brokers.partitions:
-            return errors.Unavailable, STARTING
-        if not destinations.partitions:
-            return errors.Unavailable, "this cluster has no relays: `pixiu up --relays 2` has them"
-        partition = key % destinations.partitions
-        return errors.Unavailable, f"no {role} of partition {partition} is running; `pixiu status` shows which are missing"
-
     def _refuse(self, refused: list[tuple[int, type[errors.PixiuError], str]], batch: Batch | None) -> None:
         self.counters.records_refused += len(refused)
         if batch is not None:
             for index, error, text in refused:
-                position, later = batch.first + index, STARTING_MS if text is STARTING else 0
+                position, later = batch.first + index, texts.STARTING_MS if text is texts.STARTING else 0
                 ev.add_failure(batch.failures, ev.Failure(position, position, error.code, text, later))
 
     def _malformed(self, batch: Batch | None) -> None:
@@ -623,9 +652,9 @@ class Core:
                 continue
             batch.pending -= 1
             if not handled and records:
-                batch.failures.extend(failures_of(batch, records, errors.Dropped.code, NOT_CONFIRMED))
+                batch.failures.extend(failures_of(batch, records, errors.Dropped.code, texts.NOT_CONFIRMED))
             elif offline:
-                batch.failures.extend(failures_of(batch, offline, errors.Offline.code, OFFLINE))
+                batch.failures.extend(failures_of(batch, offline, errors.Offline.code, texts.OFFLINE))
             if not batch.pending:
                 finished[batch.stream] = None
         if finished:
@@ -661,37 +690,14 @@ class Core:
                 out.append(self._gateways.resolved(stream, failures))
 
 
-OFFLINE = "the user has no device online that takes messages; nobody got it, and it is not kept"
-STARTING: Final = "this proxy has just started and does not know the cluster yet; send it again"
-STARTING_MS: Final = 200
-"""Time after which a sender tries again, milliseconds."""
-GONE_MEANWHILE = "its partition lost its last replica while it waited; `pixiu status` shows which are missing"
-NOT_CONFIRMED = "a broker or relay did not confirm it: it may be lost; sending it again with the same ID is safe"
-NO_RECEIPTS = "this cluster has no gateways of its own (cluster.router_root): send it through a proxy of the cluster that has them"
-PUBLISHER_OVER_RATE = "this publisher sends faster than proxy.publisher_messages_per_s or publisher_bytes_per_s allow"
-ROOM_OVER_RATE = "its room gets more than proxy.room_messages_per_s or room_bytes_per_s allow"
-TOO_LARGE_FOR_BIG_ROOMS = f"a message to a big room has at most {MAX_SWEEP_BYTES} bytes; send a reference to the content instead"
-BIG_ROOMS_BUSY = "too many messages wait for big rooms (proxy.big_room_vrooms_per_s)"
-
-
 def _publisher_of(record: bytes, batch: Batch | None) -> int:
     """Number of a record's publisher: of its stream, or, negative, of the user whose client sent it by a gateway."""
     return batch.stream if batch is not None else ~sender_of(record)
 
 
+def _stream_of(batch: Batch) -> int:
+    return batch.stream
+
+
 def _first_of(batch: Batch | None) -> int:
     return batch.first if batch is not None else 0
-
-
-def _later(text: str, wait_s: float) -> tuple[str, int]:
-    """Text of a refusal, with its retry-after in milliseconds."""
-    retry_ms = max(ceil(wait_s * 1000), 1)
-    return f"{text}; try again in {retry_ms} ms", retry_ms
-
-
-def first_damaged(data: bytes, count: int) -> int | None:
-    """Index of the first record whose CRC does not match; None if all do, or if the batch's lengths are wrong."""
-    found = offsets(data, 0, len(data), count)
-    if found is None:
-        return None
-    return next((index for index, (start, end) in enumerate(pairwise(found)) if not crc_ok(data[start:end])), None)

@@ -9,7 +9,17 @@ from enum import Enum
 from cluster.core.contract import RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
 from pixiu.ids import EndpointID
 from pixiu.wire.trace import Sampler
-from proxy.kept_events import AskKept, KeptAvailable, KeptMatched, KeptRefused, KeptStored, StoreKept
+from proxy.kept_events import (
+    AskKept,
+    KeptAvailable,
+    KeptMatched,
+    KeptRefused,
+    KeptStored,
+    RoutedStored,
+    RoutesChanged,
+    StoreKept,
+    StoreRouted,
+)
 from proxy.publishers.rates import Rates
 
 
@@ -134,6 +144,8 @@ Event = (
     | KeptMatched
     | KeptRefused
     | KeptStored
+    | RoutedStored
+    | RoutesChanged
     | Settled
     | Tick
 )
@@ -180,4 +192,4 @@ class Delivered:
     gateway: EndpointID
 
 
-Effect = SendRecords | SendControl | Settle | Reply | Delivered | AskKept | StoreKept
+Effect = SendRecords | SendControl | Settle | Reply | Delivered | AskKept | StoreKept | StoreRouted

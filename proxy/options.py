@@ -33,6 +33,10 @@ class Options(ClientRoleOptions, PacedOptions):
     """Burst that may come at once after a silence, in seconds of these rates."""
     mail_timeout_s: float = bounded(15.0, 0.1, 3600.0)
     """Seconds in which Xiu and Pi must have confirmed a mail; then its writer's stream is ended, and the writer sends again."""
+    routes: str = ""
+    """File of routes, which durable topics store which messages; read again when it changes. Empty: there are none."""
+    routes_token_file: str = ""
+    """File with the login with which routes write durable topics. Empty: the environment variable PIXIU_TOKEN, or none."""
     kinds: tuple[str, ...] = choices(("room", "chat", "mail"), "room", "chat", "mail")
     """Kinds that this proxy accepts: messages to rooms, messages to users in real time, mail to users. Others are refused. SDKs
     use all proxies, so proxies that differ are for back ends that name theirs."""

@@ -51,6 +51,7 @@ from proxy.publishers.sender_tickets import SenderTickets
 from proxy.publishers.ticket_issuer import LOOK_S, TicketIssuer
 from proxy.publishers.worker_leases import Lender
 from proxy.records.publisher import PublisherService, PublisherStream
+from proxy.routed.service import RoutedService
 from proxy.topics import TopicsService
 from registry.leases import WORKERS_TO_LEND, WorkerLeases, wall_clock_ms
 from registry.mailbox import Requests
@@ -131,9 +132,12 @@ class Service(RoleShell):
         self.run(self._kept.runner)
         self._records.effects.on(kept_ev.AskKept, self._kept.ask)
         self._records.effects.on(kept_ev.StoreKept, self._kept.store)
+        self._routed = RoutedService(context, self._core.routed, self._records.step, self.spawn)
+        self._records.effects.on(kept_ev.StoreRouted, self._routed.store)
         self._topics = TopicsService(context, self._guard)
         topic_pb2_grpc.add_TopicsServicer_to_server(self._topics, context.client_server)
         context.metrics.collect_from(self._samples)
+        context.metrics.collect_from(self._routed.samples)
         histogram = context.metrics.histogram
         self._batch_records = histogram("pixiu_published_batch_records", "Records in a publisher's batch.", SIZES)
         self._resolving = OneAtATime(histogram("pixiu_publish_seconds", PUBLISH))
@@ -160,6 +164,7 @@ class Service(RoleShell):
         if self._guard is not None:
             self._guard.start()
             self._kicks.start()
+        self._routed.start()
         if self._issuer is not None:
             self.every(LOOK_S, self._issuer.look)
         if self._context.cluster.weighted_routing:
@@ -183,6 +188,7 @@ class Service(RoleShell):
         if self._guard is not None:
             await self._kicks.stop()
             await self._guard.close()
+        await self._routed.stop()
         await self._kept.stop()
         await self.mail.stop()
         await self._leases.close()
@@ -197,7 +203,8 @@ class Service(RoleShell):
             "publishers": len(self._publishers),
             "under_way": self._core.under_way,
             "lent_workers": self.lender.lent,
-            "degraded": self._ticket_keys.problem or None,
+            "routes": self._routed.status(),
+            "degraded": self._ticket_keys.problem or self._routed.problem or None,
         }
 
     def on_view(self, view: View) -> None:

@@ -26,6 +26,7 @@ STATUS: Final[dict[type[PixiuError], int]] = {
     errors.OldSession: 409,
     errors.Gone: 410,
     errors.RecordTooLarge: 413,
+    errors.TopicAway: 503,
     errors.Overloaded: 429,
     errors.NotServed: 501,
     errors.OutcomeUnknown: 504,

@@ -38,6 +38,7 @@ from pixiu.errors import (
     Overloaded,
     PixiuError,
     RecordTooLarge,
+    TopicAway,
     Unavailable,
 )
 from pixiu.ids import SnowflakeID
@@ -46,6 +47,9 @@ from pixiu.wire.record import Flag, Kind, encode, with_topic
 
 MAX_RETRIES: Final = 3
 """Retries of a QoS 1 message that a broker did not confirm."""
+MAX_ROUTE_RETRIES: Final = 2
+"""Retries of a message whose route could not store it; with the proxies' waits about 15 seconds. Then its client is told to try
+again."""
 MAX_CLIENT_BYTES: Final = 1 << 20
 """Bytes of one client's messages in flight, of any QoS. With more it is not read from; one message may always leave."""
 RETRY_S: Final = 0.1
@@ -448,6 +452,9 @@ class Publishing:
                 client.end(CloseReason.PUBLISH_REFUSED, str(error))
                 return
             code, text = ReasonCode.IMPLEMENTATION_SPECIFIC, str(error)
+        elif isinstance(error, TopicAway) and client.dialect >= 5:
+            counters.unroutable += 1
+            code, text = ReasonCode.QUOTA_EXCEEDED, str(error)
         else:
             code, text = ReasonCode.UNSPECIFIED, LOST if isinstance(error, Dropped) else str(error)
         if code is ReasonCode.UNSPECIFIED:
@@ -490,4 +497,6 @@ class Publishing:
             return False
         if isinstance(error, Dropped):
             return message.attempts < MAX_RETRIES
+        if isinstance(error, TopicAway):
+            return message.attempts < MAX_ROUTE_RETRIES
         return isinstance(error, Overloaded | Unavailable | Draining)

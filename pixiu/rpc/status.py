@@ -53,6 +53,7 @@ GRPC_STATUS: dict[str, grpc.StatusCode] = {
     "LOG_DAMAGED": grpc.StatusCode.DATA_LOSS,
     "LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "OVERLOADED": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "TOPIC_AWAY": grpc.StatusCode.UNAVAILABLE,
     "LEASE_EXPIRED": grpc.StatusCode.FAILED_PRECONDITION,
 }
 """Error code → gRPC status."""

@@ -41,6 +41,8 @@ class Draft(NamedTuple):
     size: int
     kind: int
     derived_id: int | None = None
+    origin: int = 0
+    """QoS and RETAIN with which a client of MQTT published it; 0: none did."""
 
 
 def draft(
@@ -131,4 +133,5 @@ def encode(draft: Draft, message_id: int, sender: int, limit: int, kind: int | N
         lifetime_min=draft.lifetime_min,
         extension=draft.extension,
         limit=limit,
+        origin=draft.origin,
     )
