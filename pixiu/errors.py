@@ -384,8 +384,8 @@ class Overloaded(LimitError):
 
 
 class TopicAway(Overloaded):
-    """A route stores the message in a durable topic, which does not take it now. Nothing is acknowledged that is not stored. Sending it
-    again with the same ID stores it once, as long as the proxy remembers it."""
+    """A route stores the message in a durable topic, which does not take it now. Nothing is acknowledged that is not stored.
+    Sending it again with the same ID stores it once, as long as the proxy remembers it."""
 
     code = "TOPIC_AWAY"
 

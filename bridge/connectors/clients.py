@@ -1,5 +1,5 @@
-"""A target that publishes to the clients of the cluster: topics of MQTT and rooms. Every message has an ID that follows from its place,
-so that gateways drop one that comes again.
+"""A target that publishes to the clients of the cluster: topics of MQTT and rooms. Every message has an ID that follows from its
+place, so that gateways drop one that comes again.
 
     batch ──▶ rounds: each one batch of the SDK, so that what goes to a room in it reaches the room's broker whole, or not at all
                  │ all of a round is accepted, or refused, before the next one
@@ -21,7 +21,7 @@ import xxhash
 from bridge.connector import DONE, Item, Outcome, Verdict
 from bridge.connectors.templates import Template
 from bridge.options import TargetOptions
-from cluster.routes.carried import MESSAGE, MQTT_TOPIC, OWN_PREFIX, ROUTES, carried, taken, with_taken
+from cluster.routes.carried import EXTENSION, MESSAGE, MQTT_TOPIC, OWN_PREFIX, ROUTES, carried, taken, with_taken
 from pixiu.client.client import Client
 from pixiu.client.messages.drafts import Draft
 from pixiu.client.messages.load_test import LoadTest
@@ -122,6 +122,8 @@ class Clients:
             raise InvalidArgument(f"no room carries {name[:80]!r}: {room.value}; give the bridge or route another `to`")
         kept = {key: value.decode(errors="replace") for key, value in headers.items() if not key.startswith(OWN_PREFIX)}
         kept.pop(MQTT_TOPIC, None)
+        if extension := headers.get(EXTENSION):
+            kept[EXTENSION] = extension.decode(errors="replace")
         before = taken(headers.get(ROUTES, b"").decode(errors="replace"))
         if routes := with_taken(before, options.routes):
             kept[ROUTES] = routes

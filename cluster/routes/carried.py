@@ -2,6 +2,7 @@
 
     mqtt_topic      the topic or room/N where it was published
     pixiu-message   SnowflakeID, sender, type, origin (QoS, RETAIN) and lifetime in minutes, in hex, joined by dots
+    pixiu-extension bytes that its publisher sent as an extension and not as headers, in base64
     pixiu-routes    routes that it has taken, joined by commas: none takes it again
 
 A program between two topics copies all of them.
@@ -20,6 +21,7 @@ OWN_PREFIX: Final = "pixiu-"
 MQTT_TOPIC: Final = "mqtt_topic"
 MESSAGE: Final = "pixiu-message"
 ROUTES: Final = "pixiu-routes"
+EXTENSION: Final = "pixiu-extension"
 MAX_ROUTES_TEXT: Final = 1_024
 _WIDTHS: Final = (MAX_ID, MAX_ID, 255, 255, 65_535)
 

@@ -5,10 +5,11 @@ Source: docs/routes.md, "What is stored".
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from cluster.routes.carried import MESSAGE, MQTT_TOPIC, OWN_PREFIX, ROUTES, Carried, taken, with_taken
+from cluster.routes.carried import EXTENSION, MESSAGE, MQTT_TOPIC, OWN_PREFIX, ROUTES, Carried, taken, with_taken
 from cluster.routes.routes import Route
 from pixiu.errors import MalformedData
 from pixiu.ids import snowflake_time_ms
@@ -16,9 +17,6 @@ from pixiu.wire.headers import decode_headers
 from pixiu.wire.record import VERSION_BITS, Flag, Record, decode
 from proxy.kept.messages import topic_of
 from proxy.kept_events import Storing
-
-EXTENSION: Final = "pixiu-extension"
-"""Header for an extension that is no headers."""
 
 
 class Published(NamedTuple):
@@ -59,7 +57,7 @@ def storing(number: int, route: Route, message: Published) -> Storing:
         raise MalformedData("the record's topic is not UTF-8") from None
     headers = {name: value.encode() for name, value in message.headers.items() if not name.startswith(OWN_PREFIX)}
     if record.extension and not message.headers:
-        headers[EXTENSION] = record.extension
+        headers[EXTENSION] = b64encode(record.extension)
     headers |= route.headers
     carried = Carried(record.snowflake_id, record.sender, record.type, record.origin & ~VERSION_BITS, record.lifetime_min)
     headers |= {
