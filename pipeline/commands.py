@@ -8,6 +8,7 @@ Source: docs/pipeline.md.
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Callable
@@ -281,6 +282,37 @@ def _plain(value: object) -> object:
         except UnicodeDecodeError:
             return value.hex()
     return value if isinstance(value, int) else None if value is None else str(value)
+
+
+@pipeline.command()
+@guarded
+def record(
+    pattern: Annotated[str, typer.Argument(help="A filter of topics, such as telemetry/#, or room/N, room/N-M.", metavar="PATTERN")],
+    topic: Annotated[str, typer.Option(help="The durable topic; made if it is missing.")],
+    file: Annotated[Path, typer.Option(help="The file of routes that proxies and bridges read.", metavar="FILE")] = Path("routes.toml"),
+    only: Annotated[bool, typer.Option("--only", help="Clients get these messages no more.")] = False,
+    name: Annotated[str, typer.Option(help="Of the route [default: record-TOPIC].")] = "",
+    target: Target = DEFAULT_TARGET,
+    as_json: AsJson = False,
+) -> None:
+    """Have messages of topics or rooms stored in a durable topic, which format("pixiu") reads."""
+    import asyncio
+
+    import pixiu
+
+    write = importlib.import_module("cluster.routes.recording").record  # the servers' own file; the pipeline is a client otherwise
+
+    async def make() -> None:
+        async with pixiu.connect(target, client="pixiu-record") as px:
+            await px.topics.create(topic, if_missing=True)
+
+    asyncio.run(make())
+    route, _ = write(file, pattern, topic, deliver=not only, name=name)
+    if as_json:
+        print_json({"route": route, "topic": topic, "file": str(file)})
+        return
+    clients = "" if only else "; clients get them from it: processes of bridges read the same file (bridge.routes)"
+    console().print(f"{route}: {pattern} is stored in {topic}{clients}. Proxies read {file} by proxy.routes")
 
 
 def _names(text: str) -> tuple[str, ...]:
