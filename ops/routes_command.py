@@ -37,7 +37,7 @@ def check(
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Check a file of routes: what is wrong, what can never be used, loops, durable topics that are missing. Exit code 1: some are."""
+    """Check a file of routes: what is wrong, what is never used, loops, durable topics that are missing. Exit code 1: some are."""
     found = read_routes(file)
     missing = [] if offline else asyncio.run(_missing(target, found))
     if as_json:
@@ -55,7 +55,7 @@ def check(
 
 @routes.command("test")
 @guarded
-def test(
+def try_topic(
     file: File,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic of MQTT as the cluster names it, or room/N.")],
     as_json: AsJson = False,
@@ -63,7 +63,9 @@ def test(
     """Say what becomes of a message: the route that takes it, its durable topic, key and slot, and how clients get it."""
     taken = read_routes(file).test(topic)
     if taken is None or not taken.route.options.topic:
-        print_json({"topic": topic, "route": None}) if as_json else print_text(f"{topic}: no route takes it; clients get it at once")
+        print_json({"topic": topic, "route": None}) if as_json else print_text(
+            f"{topic}: no route takes it; clients get it at once"
+        )
         return
     options = taken.route.options
     key = None if taken.key is None else taken.key.decode(errors="replace")

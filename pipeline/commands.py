@@ -287,9 +287,13 @@ def _plain(value: object) -> object:
 @pipeline.command()
 @guarded
 def record(
-    pattern: Annotated[str, typer.Argument(help="A filter of topics, such as telemetry/#, or room/N, room/N-M.", metavar="PATTERN")],
+    pattern: Annotated[
+        str, typer.Argument(help="A filter of topics, such as telemetry/#, or room/N, room/N-M.", metavar="PATTERN")
+    ],
     topic: Annotated[str, typer.Option(help="The durable topic; made if it is missing.")],
-    file: Annotated[Path, typer.Option(help="The file of routes that proxies and bridges read.", metavar="FILE")] = Path("routes.toml"),
+    file: Annotated[Path, typer.Option(help="The file of routes that proxies and bridges read.", metavar="FILE")] = Path(
+        "routes.toml"
+    ),
     only: Annotated[bool, typer.Option("--only", help="Clients get these messages no more.")] = False,
     name: Annotated[str, typer.Option(help="Of the route [default: record-TOPIC].")] = "",
     target: Target = DEFAULT_TARGET,

@@ -35,7 +35,11 @@ def record(path: Path, pattern: str, topic: str, *, deliver: bool, name: str = "
     text = path.read_text() if path.exists() and path.stat().st_size <= MAX_FILE_BYTES else ""
     if text and name in read_routes(path).by_name:
         raise InvalidArgument(f"{path} has a route {name} already: change it there, or give --name")
-    takes = f'rooms = ["{_text(pattern.removeprefix(ROOM_PREFIX))}"]' if pattern.startswith(ROOM_PREFIX) else f'filter = "{_text(pattern)}"'
+    takes = (
+        f'rooms = ["{_text(pattern.removeprefix(ROOM_PREFIX))}"]'
+        if pattern.startswith(ROOM_PREFIX)
+        else f'filter = "{_text(pattern)}"'
+    )
     lines = [f"[{name}]" if "." not in name else f'["{name}"]', takes, f'topic = "{_text(topic)}"']
     lines += [f'clients = "{_text(topic)}"'] if deliver else []
     made = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Messages that routes take: stored before anybody is told, in each publisher's order, once, and clients get them from the log alone."""
+"""Messages that routes take: stored before anybody is told, in order and once; clients get them from the log alone."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
+import pixiu
+from bridge.connectors.clients import Clients, ClientsOptions
 from cluster.core.contract import TICK
 from cluster.routes.carried import carried
-from cluster.routes.routes import MAX_HOPS, Routes, routes_of
+from cluster.routes.routes import MAX_HOPS, Route, RouteOptions, Routes, routes_of
+from pixiu.client.messages.drafts import encode as encode_draft
 from pixiu.errors import Refusal
 from pixiu.ids import EndpointID, snowflake, snowflake_time_ms, topic_room
 from pixiu.wire.headers import encode_headers
@@ -19,6 +22,7 @@ from proxy import kept_events as kept_ev
 from proxy.core import Core
 from proxy.routed import stage
 from tests.proxy.driver import GATEWAY, failures, forward, publish, replies, sends, settle
+from tests.proxy.test_routed_order import Stored
 
 BROKER = EndpointID(1)
 CHAT = '[chat]\nfilter = "chat/#"\nrooms = ["42"]\ntopic = "log"\nclients = "log"\nheaders = ["team=a"]\ntag = "t"'
@@ -58,10 +62,12 @@ def stored(core: Core, found: Sequence[kept_ev.Storing], why: Refusal | None = N
 def test_it_is_accepted_when_it_is_replicated_and_no_broker_gets_it() -> None:
     core, number = core_with(), snowflake(1_700_000_000_000, 3, 0)
     effects = publish(core, [record(number, headers={"mqtt-x": "1", "pixiu-routes": "chat"}, origin=2 << QOS_SHIFT)])
-    assert not replies(effects) and not sends(effects)
+    assert not replies(effects)
+    assert not sends(effects)
     (message,) = storing(effects)
     assert (message.topic, message.key, message.tag) == ("log", b"chat/a", "t")
-    assert message.body == b"m%d" % number and message.expires_in_s == 120
+    assert message.body == b"m%d" % number
+    assert message.expires_in_s == 120
     assert message.event_time_us == snowflake_time_ms(number) * 1000
     own = carried(message.headers)
     assert (own.message_id, own.sender, own.origin, own.lifetime_min) == (number, 9, 2 << QOS_SHIFT, 2)
@@ -69,7 +75,9 @@ def test_it_is_accepted_when_it_is_replicated_and_no_broker_gets_it() -> None:
     assert others == {"mqtt-x": b"1", "team": b"a", "mqtt_topic": b"chat/a", "pixiu-routes": b"chat"}
     assert core.under_way == 1
     effects = stored(core, [message])
-    assert not sends(effects) and [each.up_to for each in replies(effects)] == [1] and not failures(effects)
+    assert not sends(effects)
+    assert [each.up_to for each in replies(effects)] == [1]
+    assert not failures(effects)
     assert core.under_way == 0
 
 
@@ -87,7 +95,8 @@ def test_what_no_route_takes_goes_on_in_order_also_in_the_same_room() -> None:
 
 def test_without_routes_nothing_is_looked_at() -> None:
     core = core_with(Routes())
-    assert not core.routed.active and len(sends(publish(core, [record(1)]))) == 1
+    assert not core.routed.active
+    assert len(sends(publish(core, [record(1)]))) == 1
     core.step(kept_ev.RoutesChanged(routes()), 0.0)
     assert len(storing(publish(core, [record(2)], 2))) == 1, "a change counts for the next message"
     core.step(kept_ev.RoutesChanged(Routes()), 0.0)
@@ -97,7 +106,8 @@ def test_without_routes_nothing_is_looked_at() -> None:
 def test_what_comes_from_the_log_is_delivered_and_not_stored_again() -> None:
     core, derived = core_with(), int(Flag.DERIVED_ID)
     effects = publish(core, [record(1, headers={"pixiu-routes": "chat"}, flags=derived)])
-    assert len(sends(effects)) == 1 and not storing(effects)
+    assert len(sends(effects)) == 1
+    assert not storing(effects)
     assert len(storing(publish(core, [record(2, headers={"pixiu-routes": "chat"})], 2))) == 1, "only a derived ID may say so"
     gateway = ev.GatewayPublished(9, GATEWAY, 1, record(3, headers={"pixiu-routes": "chat"}, flags=derived), 1)
     assert len(storing(core.step(gateway, 0.0))) == 1, "a client of a gateway may not say so"
@@ -107,8 +117,11 @@ def test_a_message_that_has_taken_too_many_routes_is_stopped_counted_and_told() 
     core = core_with()
     way = ",".join(f"r{number}" for number in range(MAX_HOPS))
     effects = publish(core, [record(1, headers={"pixiu-routes": way}, flags=Flag.DERIVED_ID)])
-    assert failures(effects) == [(1, 1, "INVALID_ARGUMENT")] and not storing(effects) and not sends(effects)
-    assert core.routed.loops == {"chat": 1} and core.routed.counters["chat"].stopped == 1
+    assert failures(effects) == [(1, 1, "INVALID_ARGUMENT")]
+    assert not storing(effects)
+    assert not sends(effects)
+    assert core.routed.loops == {"chat": 1}
+    assert core.routed.counters["chat"].stopped == 1
     less = ",".join(f"r{number}" for number in range(MAX_HOPS - 1))
     (message,) = storing(publish(core, [record(2, headers={"pixiu-routes": less}, flags=Flag.DERIVED_ID)], 2))
     assert message.headers["pixiu-routes"] == f"{less},chat".encode()
@@ -121,7 +134,8 @@ def test_a_repeat_is_stored_once_while_it_is_on_its_way_and_afterwards() -> None
     effects = stored(core, first)
     assert sorted(each.stream for each in replies(effects)) == [1, 2]
     effects = publish(core, [record(1)], 2)
-    assert not storing(effects) and [each.up_to for each in replies(effects)] == [2]
+    assert not storing(effects)
+    assert [each.up_to for each in replies(effects)] == [2]
     late = 3 * stage.REMEMBER_S
     stored(core, storing(publish(core, [record(7)], 3, late)), now=late)
     assert len(storing(publish(core, [record(1)], 4, late))) == 1, "then it is forgotten"
@@ -136,7 +150,8 @@ def test_a_topic_that_is_away_makes_its_publisher_wait_and_then_try_again_withou
     assert failures(effects) == [(1, 2, "TOPIC_AWAY")]
     assert not storing(publish(core, [record(1), record(2)], 3, 5.0)), "the first copies are still on their way"
     effects = stored(core, waiting, now=6.0)
-    assert [each.up_to for each in replies(effects)] == [4] and not failures(effects)
+    assert [each.up_to for each in replies(effects)] == [4]
+    assert not failures(effects)
 
 
 def test_what_is_refused_for_now_takes_along_what_came_after_it() -> None:
@@ -172,7 +187,8 @@ def test_too_many_for_one_durable_topic_are_refused_and_another_one_goes_on(monk
     assert [each.topic for each in storing(effects)] == ["a", "a"]
     assert [each.topic for each in storing(publish(core, [record(9, "b/x")], stream=2))] == ["b"]
     assert [(first, last) for first, last, _ in failures(stored(core, storing(effects)))] == [(3, 3)]
-    assert core.routed.counters["a"].refused == 1 and core.routed.counters["a"].waiting == 0
+    assert core.routed.counters["a"].refused == 1
+    assert core.routed.counters["a"].waiting == 0
 
 
 def test_qos_0_is_stored_too_and_a_loss_is_counted() -> None:
@@ -183,3 +199,30 @@ def test_qos_0_is_stored_too_and_a_loss_is_counted() -> None:
     assert (counters.refused, counters.waiting) == (1, 0)
     stored(core, storing(forward(core, record(1))))
     assert counters.stored == 1
+
+
+def rounds(carry: bool) -> int:
+    """How often a message is stored by two routes of which each takes what the other one delivers; `carry`: the program between
+    copies headers. The file would be refused."""
+    options = [RouteOptions(filter=f"{one}/#", topic=one, clients=one, to=f"{other}/x") for one, other in (("a", "b"), ("b", "a"))]
+    found = Routes([Route(each.topic, each) for each in options])
+    bridges = {
+        each.topic: Clients(each.topic, ClientsOptions(topic=each.topic, to=each.to, routes=each.routes), pixiu.connect("h:1"))
+        for each in found.deliveries
+    }
+    core, number, effects = core_with(found), 0, list[ev.Effect]()
+    effects = publish(core, [record(1, "a/x")])
+    while (messages := storing(effects)) and number < 50:
+        (message,) = messages
+        number += 1
+        stored(core, messages)
+        headers = dict(message.headers) if carry else {}
+        item = Stored(message.body, message.key, headers, (1, number), message.topic)
+        draft = bridges[message.topic].draft(item)
+        effects = publish(core, [encode_draft(draft, draft.derived_id or 0, 0, 1 << 20)], number + 1)
+    return number
+
+
+def test_routes_that_feed_one_another_end_if_headers_are_carried_on() -> None:
+    assert rounds(carry=True) == 2
+    assert rounds(carry=False) == 50, "what a program without headers must know: nothing stops it"

@@ -55,7 +55,8 @@ def test_the_first_route_that_takes_a_topic_or_room_decides() -> None:
     }  # fmt: skip
     assert {name: route.name if (route := found.of(name)) else "" for name in names} == names
     assert [each.case for each in found.routes] == [
-        "stored, not delivered", "stored, and delivered in the log's order", "clients get news", "stored; clients get sensors-clean",
+        "stored, not delivered", "stored, and delivered in the log's order", "clients get news",
+        "stored; clients get sensors-clean",
     ]  # fmt: skip
     both = routes('[narrow]\nfilter = "a/b"\ntopic = "one"\n[wide]\nfilter = "a/#"\ntopic = "two"')
     assert [both.of(name).name for name in ("a/b", "a/c")] == ["narrow", "wide"]  # type: ignore[union-attr]
@@ -64,9 +65,11 @@ def test_the_first_route_that_takes_a_topic_or_room_decides() -> None:
 def test_a_key_follows_from_the_topic_and_names_the_slot() -> None:
     found = routes(CASES)
     test = found.test("reports/eu/7")
-    assert test is not None and (test.key, test.slot) == (b"reports/eu/7", slot_of(b"reports/eu/7"))
+    assert test is not None
+    assert (test.key, test.slot) == (b"reports/eu/7", slot_of(b"reports/eu/7"))
     test = found.test("chat/7/x")
-    assert test is not None and test.key == b"7"
+    assert test is not None
+    assert test.key == b"7"
     (by_header,) = routes('[a]\nfilter = "a/#"\ntopic = "a"\nkey = "{header:shop}/{level:9}"').routes
     assert by_header.key_of("a/b", {"shop": "s"}) == b"s/"
     (without,) = routes('[a]\nfilter = "a/#"\ntopic = "a"\nkey = ""').routes
@@ -83,8 +86,12 @@ def test_each_durable_topic_is_delivered_once_and_by_none_of_the_routes_that_del
 
 def test_rooms_that_no_route_takes_are_not_looked_at() -> None:
     rooms = routes(CASES).rooms(BY_FIRST_LEVEL)
-    assert topic_room("reports/1") in rooms and topic_room("chat") in rooms and 42 in rooms and 1500 in rooms
-    assert topic_room("other/1") not in rooms and 43 not in rooms
+    assert topic_room("reports/1") in rooms
+    assert topic_room("chat") in rooms
+    assert 42 in rooms
+    assert 1500 in rooms
+    assert topic_room("other/1") not in rooms
+    assert 43 not in rooms
     spread = TopicRooms("sensors=2")
     assert spread.room("sensors/7/heat") in routes(CASES).rooms(spread)
     assert topic_room("anything") in routes('[a]\nfilter = "+/x"\ntopic = "a"').rooms(BY_FIRST_LEVEL)
@@ -108,11 +115,15 @@ def test_rooms_that_no_route_takes_are_not_looked_at() -> None:
         ("a = 1", "must be a table, [a]"),
         ('["a b"]\ntopic = "a"', "the name of a route"),
         ("\n".join(f'[r{n}]\nclients = "t{n}"' for n in range(65)), "at most 64"),
-        ('[a]\nfilter = "a/#"\ntopic = "a"\n[b]\nfilter = "a/+/c"\ntopic = "b"', "[b] takes nothing by filter = a/+/c: [a] stands before"),
+        (
+            '[a]\nfilter = "a/#"\ntopic = "a"\n[b]\nfilter = "a/+/c"\ntopic = "b"',
+            "[b] takes nothing by filter = a/+/c: [a] stands before",
+        ),
         ('[a]\nfilter = "a/#"\ntopic = "t"\nclients = "t"\n[b]\nfilter = "b/#"\ntopic = "t"', 'give [b] clients = "t"'),
         ('[a]\nclients = "t"\nto = "x"\n[b]\nclients = "t"\nto = "y"', "give both the same `to`"),
         (
-            '[p]\nfilter = "a/#"\ntopic = "A"\nclients = "A"\nto = "b/{key}"\n[q]\nfilter = "b/#"\ntopic = "B"\nclients = "B"\nto = "a/x"',
+            '[p]\nfilter = "a/#"\ntopic = "A"\nclients = "A"\nto = "b/{key}"\n'
+            '[q]\nfilter = "b/#"\ntopic = "B"\nclients = "B"\nto = "a/x"',
             "[p] → [q] → [p] form a loop",
         ),
     ],
@@ -127,9 +138,18 @@ def test_what_stays_in_its_own_topics_is_no_loop() -> None:
 
 
 def test_filters_cover_and_overlap() -> None:
-    assert covers("a/#", "a/+/c") and covers("+/b", "a/b") and covers("#", "a/#") and covers("a/#", "a")
-    assert not covers("a/+", "a/#") and not covers("a/b", "a/+") and not covers("#", "$SYS/x") and not covers("a/b/c", "a/b")
-    assert overlap("a/+", "+/b") and overlap("a/#", "a/b/c") and not overlap("a/b", "a/c") and not overlap("a", "a/b")
+    assert covers("a/#", "a/+/c")
+    assert covers("+/b", "a/b")
+    assert covers("#", "a/#")
+    assert covers("a/#", "a")
+    assert not covers("a/+", "a/#")
+    assert not covers("a/b", "a/+")
+    assert not covers("#", "$SYS/x")
+    assert not covers("a/b/c", "a/b")
+    assert overlap("a/+", "+/b")
+    assert overlap("a/#", "a/b/c")
+    assert not overlap("a/b", "a/c")
+    assert not overlap("a", "a/b")
 
 
 def test_what_a_durable_topic_has_no_field_for_is_carried_and_a_damaged_header_counts_as_none() -> None:
@@ -138,7 +158,8 @@ def test_what_a_durable_topic_has_no_field_for_is_carried_and_a_damaged_header_c
     for damaged in (b"", b"1.2.3", b"1.2.3.4.x", b"1.2.3.4.99999999", b"1" * 65, b"-1.0.0.0.0"):
         assert carried({"pixiu-message": damaged}) == Carried()
     assert taken(with_taken(("a", "b"), ("b", "c"))) == ("a", "b", "c")
-    assert taken("") == () and taken("a," * 1000) == ()
+    assert taken("") == ()
+    assert taken("a," * 1000) == ()
 
 
 def test_a_changed_file_is_taken_once_it_stands_still_audited_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:
@@ -149,7 +170,8 @@ def test_a_changed_file_is_taken_once_it_stands_still_audited_and_a_wrong_one_ch
 
         file = RoutesFile(str(path), got.append, structlog.get_logger(), audit)
         file.check()
-        assert not got and len(file.routes.routes) == 1
+        assert not got
+        assert len(file.routes.routes) == 1
         path.write_text('[a]\nfilter = "a/#"\ntopic = "a"\n[bb]\nclients = "news"')
         file.check()
         assert not got, "it may be written again"
@@ -158,10 +180,13 @@ def test_a_changed_file_is_taken_once_it_stands_still_audited_and_a_wrong_one_ch
         path.write_text("[a")
         file.check()
         file.check()
-        assert len(got) == 1 and len(file.routes.routes) == 2 and "before the last change are in use" in file.problem
+        assert len(got) == 1
+        assert len(file.routes.routes) == 2
+        assert "before the last change are in use" in file.problem
     assert [each["event"] for each in logs] == ["routes_read", "routes_wrong"]
     audit.close()
     (line,) = [each for file_ in (tmp_path / "audit").iterdir() for each in file_.read_text().splitlines() if "routes_read" in each]
-    assert "bb:  clients get news" in line and "a: a/# stored, not delivered" in line
+    assert "bb:  clients get news" in line
+    assert "a: a/# stored, not delivered" in line
     with pytest.raises(ConfigurationError):
         RoutesFile(str(path), got.append, structlog.get_logger())
