@@ -25,6 +25,7 @@ import typer
 
 import pixiu
 from bridge.catalog import read_bridges
+from cluster.routes.routes import routes_of
 from cluster.access.settings import parse
 from cluster.settings.options import load_options
 from cluster.trust.key_folder import add_key, use_key
@@ -104,6 +105,12 @@ def problems_of_toml(text: str, folder: Path) -> list[str]:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         return [str(error)]
+    if text.startswith("# routes.toml"):
+        try:
+            routes_of(tables, "routes.toml")
+        except ConfigurationError as error:
+            return [str(error)]
+        return []
     if all(isinstance(table, dict) and "kind" in table for table in tables.values()):  # a file of bridges
         (folder / "bridges.toml").write_text(text)
         try:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.seed.index import Row, Rows, missing
 
-ROUTES = "Routes (a message of a client stored in a durable topic, delivered from one, or both) are not built."
+FOUR_CASES = "e2e/routes::the_four_cases_lose_and_repeat_nothing_while_a_proxy_and_the_bridge_are_killed"
 ROWS: Rows = {
     "Z1": Row(
         "one system of long connections for notices, messages, comments, games and places",
@@ -107,20 +107,36 @@ ROWS: Rows = {
     "Z19": Row("the balancer reads the client ID in the first packet", reason="As Z18."),
     "Z20": Row(
         "a queue inside takes the peaks",
-        ("e2e/durable_topics::everything_sent_is_read_and_delivered_to_each_channel",),
-        "No connector to Kafka is built.",
+        ("e2e/durable_topics::everything_sent_is_read_and_delivered_to_each_channel", FOUR_CASES),
     ),
-    **{
-        f"Z{number}": Row(says, reason=ROUTES)
-        for number, says in {
-            21: "brokers publish by routes and consume by subscriptions",
-            22: "case 1: routed, not consumed",
-            23: "case 2: routed and consumed",
-            24: "case 3: consumed only",
-            25: "case 4: routed to one topic, consumed from another",
-            26: "what is routed is reliable",
-        }.items()
-    },
+    "Z21": Row(
+        "brokers publish by routes and consume by subscriptions, set apart",
+        (
+            "cluster/routes/routes::the_first_route_that_takes_a_topic_or_room_decides",
+            "cluster/routes/routes::a_changed_file_is_taken_once_it_stands_still_audited_and_a_wrong_one_changes_nothing",
+        ),
+    ),
+    "Z22": Row(
+        "case 1: routed, not consumed",
+        (FOUR_CASES, "proxy/routed::it_is_accepted_when_it_is_replicated_and_no_broker_gets_it"),
+    ),
+    "Z23": Row(
+        "case 2: routed and consumed, in one order",
+        (FOUR_CASES, "proxy/routed_order::clients_get_the_order_of_the_log_once_and_all_of_it"),
+    ),
+    "Z24": Row("case 3: consumed only", (FOUR_CASES, "bridge/clients::an_id_follows_from_the_place_of_the_message")),
+    "Z25": Row(
+        "case 4: routed to one topic, consumed from another",
+        (FOUR_CASES, "proxy/routed::routes_that_feed_one_another_end_if_headers_are_carried_on"),
+    ),
+    "Z26": Row(
+        "what is routed is reliable",
+        (
+            FOUR_CASES,
+            "proxy/routed::a_topic_that_is_away_makes_its_publisher_wait_and_then_try_again_without_a_second_copy",
+            "proxy/routed_order::a_planted_fault_is_found",
+        ),
+    ),
     "Z27": Row(
         "what arrives is looked up in local subscriptions",
         (
@@ -162,7 +178,12 @@ ROWS: Rows = {
     ),
     "T2": Row("short connections, too", reason="The HTTP API has its tests with it, and not here."),
     "T3": Row(
-        "devices upload data", ("e2e/examples::devices_at_home_are_shown_live_and_their_alarms_reach_those_who_bound_them",), ROUTES
+        "devices upload data",
+        (
+            "e2e/examples::devices_at_home_are_shown_live_and_their_alarms_reach_those_who_bound_them",
+            FOUR_CASES,
+            "cluster/routes/recording::a_route_is_added_and_a_wrong_one_leaves_the_file_as_it_was",
+        ),
     ),
     "T4": Row(
         "a user may subscribe once the device is bound",
@@ -174,8 +195,7 @@ ROWS: Rows = {
     ),
     "T5": Row(
         "an access layer and a queue of one's own, with the four cases over them",
-        ("e2e/durable_topics::everything_sent_is_read_and_delivered_to_each_channel",),
-        ROUTES,
+        ("e2e/durable_topics::everything_sent_is_read_and_delivered_to_each_channel", FOUR_CASES),
     ),
     "T6": Row(
         "sudden joins of very many devices",
