@@ -106,12 +106,12 @@ class Clients:
                 held_up[draft.key] = str(error)
                 outcomes[at] = Outcome(Verdict.AGAIN, str(error))
         for at, key, receipt in under_way:
-            error = await receipt.outcome()
-            if isinstance(error, NEVER):
-                outcomes[at] = Outcome(Verdict.NEVER, str(error))
-            elif error is not None:
-                held_up[key] = str(error)
-                outcomes[at] = Outcome(Verdict.AGAIN, str(error), error.retry_after_ms / 1000)
+            why = await receipt.outcome()
+            if isinstance(why, NEVER):
+                outcomes[at] = Outcome(Verdict.NEVER, str(why))
+            elif why is not None:
+                held_up[key] = str(why)
+                outcomes[at] = Outcome(Verdict.AGAIN, str(why), why.retry_after_ms / 1000)
 
     def draft(self, item: Item) -> Draft:
         """The message for clients. Raises `InvalidArgument` and `RecordTooLarge`."""

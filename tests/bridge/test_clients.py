@@ -32,7 +32,8 @@ def item(offset: int = 1, *, key: bytes | None = b"k/1", headers: dict[str, byte
 def test_an_id_follows_from_the_place_of_the_message() -> None:
     one, same, other = (clients().draft(item(offset)).derived_id for offset in (1, 1, 2))
     assert one == same != other
-    assert one and 0 < one < 1 << 63
+    assert one is not None
+    assert 0 < one < 1 << 63
     own = [item(offset, headers={"pixiu-message": Carried(77).encode()}) for offset in (1, 2)]
     first, second = (clients(stored=True).draft(each).derived_id for each in own)
     assert first == second, "what routes stored twice is one message"

@@ -25,8 +25,8 @@ import typer
 
 import pixiu
 from bridge.catalog import read_bridges
-from cluster.routes.routes import routes_of
 from cluster.access.settings import parse
+from cluster.routes.routes import routes_of
 from cluster.settings.options import load_options
 from cluster.trust.key_folder import add_key, use_key
 from cluster.trust.pki import issue, make_authority

@@ -43,7 +43,7 @@ def core_with(found: Routes | None = None) -> Core:
 
 
 def record(number: int, topic: str = "chat/a", *, headers: dict[str, str] | None = None, flags: int = 0, origin: int = 0) -> bytes:
-    body, key = with_topic(topic, b"m%d" % number), topic_room(topic)
+    body, key = with_topic(topic, b"m%d" % number), int(topic_room(topic))
     if topic.startswith("room/"):
         body, key = b"m%d" % number, int(topic.removeprefix("room/"))
     flags |= Flag.TO_ROOM if topic.startswith("room/") else Flag.TO_ROOM | Flag.TOPIC

@@ -23,8 +23,8 @@ def test_a_route_is_added_and_a_wrong_one_leaves_the_file_as_it_was(tmp_path: Pa
     assert [route.case for route in found.routes] == ["stored, and delivered in the log's order", "stored, not delivered"]
     assert [route.name for topic in ("telemetry/7", "room/15") if (route := found.of(topic))] == ["record-telemetry", name]
     for pattern, topic, error in (
-        ("telemetry/#", "telemetry", InvalidArgument), ("telemetry/x", "other", ConfigurationError), ("a#", "b", ConfigurationError),
-        ('a"', "c", InvalidArgument), ("d", "a b", InvalidArgument),
+        ("telemetry/#", "telemetry", InvalidArgument), ("telemetry/x", "other", ConfigurationError),
+        ("a#", "b", ConfigurationError), ('a"', "c", InvalidArgument), ("d", "a b", InvalidArgument),
     ):  # fmt: skip
         with pytest.raises(error) as wrong:
             record(path, pattern, topic, deliver=True)
