@@ -70,6 +70,7 @@ ALL_KINDS: Final = frozenset({"room", "chat"})
 
 
 _Target = Target[Batch]
+_Waited = list[tuple[bytes, Batch | None]]
 
 
 @dataclass(slots=True)
@@ -497,9 +498,7 @@ class Core:
         self._pass_on(due.send, self._unrouted, streams, out)
         self._reply_to(streams, out)
 
-    def _refuse_waiting(
-        self, refused: Mapping[Refusal, list[tuple[bytes, Batch | None]]], streams: dict[int, None]
-    ) -> None:  # fmt: skip
+    def _refuse_waiting(self, refused: Mapping[Refusal, _Waited], streams: dict[int, None]) -> None:
         """Refuse messages that waited here."""
         for why, found in refused.items():
             self.counters.records_refused += len(found)
@@ -510,12 +509,8 @@ class Core:
                     streams[batch.stream] = None
 
     def _pass_on(
-        self,
-        waited: list[tuple[bytes, Batch | None]],
-        choose: Callable[[int], _Target | None],
-        streams: dict[int, None],
-        out: list[ev.Effect],
-    ) -> None:
+        self, waited: _Waited, choose: Callable[[int], _Target | None], streams: dict[int, None], out: list[ev.Effect]
+    ) -> None:  # fmt: skip
         """Send messages that waited here: a publisher's batches one after the other."""
         for batch, records in by_owner(waited, _first_of):
             touched: dict[int, _Target] = {}

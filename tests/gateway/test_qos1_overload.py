@@ -10,13 +10,14 @@ import pytest
 
 from cluster.core.contract import SendRecords, Settled
 from cluster.mqtt import codec
-from cluster.mqtt.packets import Puback, Publish
+from cluster.mqtt.packets import MQTT_5, Connect, Puback, Publish, Side
 from gateway import events as ev
 from gateway.clients.publishing import MAX_BYTES, ConfirmedPublishers
 from gateway.core import Core
 from gateway.events import Confirmable
-from gateway.mqtt.publishing import MAX_CLIENT_BYTES
-from pixiu.errors import Dropped, InvalidArgument, Overloaded, PixiuError, Unavailable
+from gateway.mqtt.connection import MQTTConnection
+from gateway.mqtt.publishing import MAX_CLIENT_BYTES, MAX_ROUTE_RETRIES
+from pixiu.errors import Dropped, InvalidArgument, Overloaded, PixiuError, TopicAway, Unavailable
 from pixiu.ids import EndpointID, SnowflakeID
 from pixiu.placement.big_rooms import VRooms
 from pixiu.wire.record import Kind, encode
@@ -271,3 +272,25 @@ async def test_acknowledgements_of_a_turn_leave_in_one_write() -> None:
     assert len(wire.writes) == before
     assert acknowledged(world, wire) == list(range(1, 65))
     assert len(wire.writes) == before + 1
+
+
+async def test_a_route_whose_topic_is_away_refuses_in_the_end_so_that_the_client_tries_again() -> None:
+    world = World()
+    three, wire = mqtt_client(world)
+    five = MQTTConnection(world.clients)
+    shown = Wire()
+    five.connection_made(shown)
+    five.data_received(codec.encode(Connect("five", dialect=MQTT_5)))
+    for connection, data in ((three, publish(1)), (five, codec.encode(Publish("room/43", b"x", 1, packet_id=2), MQTT_5))):
+        connection.data_received(data)
+        for _ in range(MAX_ROUTE_RETRIES):
+            count = len(world.published)
+            world.published[-1].resolved(TopicAway("send it again", 1))
+            await until(lambda count=count: len(world.published) > count)  # type: ignore[misc]
+        world.published[-1].resolved(TopicAway("send it again", 1))
+    world.clients.deliveries.flush()
+    assert acknowledged(world, wire) == []
+    assert not three.is_open
+    packets = codec.Decoder(Side.CLIENT, dialect=MQTT_5).feed(b"".join(shown.writes))
+    assert [(each.packet_id, each.code) for each in packets if isinstance(each, Puback)] == [(2, 0x97)]
+    assert five.is_open
