@@ -122,8 +122,6 @@ class Core:
         tracer: Tracer = UNTRACED,
         sampler: Sampler | None = None,
     ) -> None:
-        self._max_size = max_record_bytes - SIZE_FIELD
-        self._kinds = kinds
         self._room_kind = ROOM if "room" in kinds else NO_KIND
         """The kind that takes the fast path."""
         self._held: deque[tuple[list[bytes], Batch | None]] = deque()
@@ -132,6 +130,7 @@ class Core:
         """The same for relays."""
         self._brokers: Destinations[Batch] = Destinations(barrier_ms, partial(self._hold, self._held), self._choose)
         self._relays: Destinations[Batch] = Destinations(barrier_ms, partial(self._hold, self._held_chat))
+        self._takes = texts.Takes(max_record_bytes - SIZE_FIELD, vrooms, kinds, self._brokers, self._relays)
         self._offline = OfflineNotices()
         self._tokens: dict[int, tuple[Batch | None, list[bytes]]] = {}
         self._next_token = 1
@@ -143,7 +142,6 @@ class Core:
         self._big_target = _Target(NOBODY, divert=self._take_big)
         self.kept: KeptRooms[Batch] = KeptRooms(self._take_kept, self._reroute, _publisher_of)
         self.routed: RoutedRooms[Batch] = RoutedRooms(self._take_routed, _stream_of, topics)
-        self._refusals = texts.Refusals(self._max_size, vrooms, kinds, self._brokers, self._relays)
         self._limits = PublisherRates(rates) if rates.any else None
         self._gateways = GatewayBatches(self._token)
         """They limit each client themselves."""
@@ -313,14 +311,14 @@ class Core:
         """Target of a record that is no room message: chat, and signals to rooms and users."""
         if not key:
             return None
-        if kind == CHAT and "chat" in self._kinds:
+        if kind == CHAT and "chat" in self._takes.kinds:
             return self._relays.routes.target(key)
         if kind != SIGNAL:
             return None
         to_room = bool(flags & Flag.TO_ROOM)
         if to_room and self._vrooms.is_vroom(key):
             return None
-        if ("room" if to_room else "chat") not in self._kinds:
+        if ("room" if to_room else "chat") not in self._takes.kinds:
             return None
         if to_room and self._vrooms.is_big(key):
             target = self._big_target if self._brokers.targets else None
@@ -534,7 +532,7 @@ class Core:
             data, start, end = self._sampler.mark(data, start, end, count)
         if self._topics is not None:
             data = with_rooms(data, start, end, count, self._topics)
-        brokers, unpack, largest, room = self._brokers.routes, WALK.unpack_from, self._max_size, self._room_kind
+        brokers, unpack, largest, room = self._brokers.routes, WALK.unpack_from, self._takes.max_size, self._room_kind
         cache, plain = brokers.cache, PLAIN_ROOM if room == ROOM else NO_KIND
         touched: list[_Target] = []
         refused: list[tuple[int, type[errors.PixiuError], str]] = []
@@ -562,7 +560,7 @@ class Core:
                 else:
                     target = self._target_of_other(kind, flags, snowflake, key, batch)
             if target is None or size > largest:
-                refused.append((index, *self._refusals.of(what & 255, what >> 8, size, key)))
+                refused.append((index, *self._takes.why_not(what & 255, what >> 8, size, key)))
             else:
                 if not target.normal and not target.first:
                     touched.append(target)

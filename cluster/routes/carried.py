@@ -37,7 +37,7 @@ class Carried(NamedTuple):
     lifetime_min: int = 0
 
     def encode(self) -> bytes:
-        """As the header `MESSAGE`."""
+        """Encode for the header `MESSAGE`."""
         return ".".join(f"{each:x}" for each in self).encode()
 
 

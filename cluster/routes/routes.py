@@ -35,13 +35,14 @@ from cluster.routes.carried import OWN_PREFIX
 from cluster.routes.templates import HEADER, LEVEL, FieldText
 from cluster.settings.fields import show
 from cluster.settings.options import Options, Sources, read_tables
-from pixiu.client.topics.drafts import check_name, tag_of
+from pixiu.discovery.topics import check_name
 from pixiu.errors import ConfigurationError, InvalidArgument
 from pixiu.ids import MAX_ROOM, TOPIC_ROOM
 from pixiu.placement.filter_tree import FilterTree
 from pixiu.placement.slots import slot_of
 from pixiu.placement.topic_rooms import EVERY_TOPIC, TopicRooms
 from pixiu.placement.topics import ROOM_PREFIX, Filter, parse_filter
+from pixiu.wire.block import MAX_TAG_BYTES
 
 MAX_ROUTES: Final = 64
 """Routes of a file: each is a label of metrics."""
@@ -77,7 +78,7 @@ class RouteOptions(Options):
     """MQTT topic, room/N or template with {key} and {header:NAME} to which it is delivered. Empty: the topic where it was
     published, else its key."""
     from_end: bool = False
-    """Whether clients get only what is stored after the delivery was begun for the first time."""
+    """True: clients get only what is stored after the delivery was begun for the first time."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (key, allowed values) for every wrong option."""
@@ -93,13 +94,13 @@ class RouteOptions(Options):
             yield "filter", why
         for name in ("topic", "clients"):
             if value := getattr(self, name):
-                yield from _tried(name, lambda value=value: check_name(value))
+                yield from _tried(name, lambda value=value: check_name(value, "durable topic"))
         if self.rooms and _ranges(self.rooms) is None:
             yield "rooms", f'a list of at most {MAX_ROOM_RANGES} numbers and ranges such as "42" and "1000-1999"'
         if self.key:
             yield from _tried("key", lambda: FieldText(self.key, KEY_FIELDS))
-        if self.tag:
-            yield from _tried("tag", lambda: tag_of(self.tag))
+        if len(self.tag.encode()) > MAX_TAG_BYTES:
+            yield "tag", f"a text of at most {MAX_TAG_BYTES} bytes"
         if any(not each.partition("=")[0] or "=" not in each or each.startswith(OWN_PREFIX) for each in self.headers):
             yield "headers", f"a list of NAME=VALUE; names that begin with {OWN_PREFIX} are the cluster's"
         if self.to:
@@ -148,7 +149,7 @@ class Route:
 
     @cached_property
     def case(self) -> str:
-        """Which of the four cases it is, in words."""
+        """The one of the four cases that it is, in words."""
         found = self.options
         if not found.topic:
             return f"clients get {found.clients}"
@@ -218,7 +219,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a route does with a message, for people."""
+    """A message and the route that takes it, for people."""
 
     route: Route
     key: bytes | None
@@ -277,7 +278,7 @@ class Routes:
         ]  # fmt: skip
 
     def test(self, name: str, headers: Mapping[str, str] | None = None) -> Taken | None:
-        """What becomes of a message of a topic."""
+        """Find the route that takes a message of a topic, and its key."""
         route = self.of(name)
         return None if route is None else Taken(route, route.key_of(name, headers or {}))
 

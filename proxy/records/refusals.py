@@ -27,8 +27,8 @@ TOO_LARGE_FOR_BIG_ROOMS = f"a message to a big room has at most {MAX_SWEEP_BYTES
 BIG_ROOMS_BUSY = "too many messages wait for big rooms (proxy.big_room_vrooms_per_s)"
 
 
-class Refusals:
-    """Why a record has no target.
+class Takes:
+    """Kinds and sizes that a proxy takes, and reasons why a record has no target.
 
     Args:
         max_size: of a record, without its size field.
@@ -40,12 +40,13 @@ class Refusals:
     def __init__(
         self, max_size: int, vrooms: VRooms, kinds: Set[str], brokers: Destinations[Any], relays: Destinations[Any]
     ) -> None:  # fmt: skip
-        self._max_size, self._vrooms, self._kinds, self._brokers, self._relays = max_size, vrooms, kinds, brokers, relays
+        self.max_size, self.kinds = max_size, kinds
+        self._vrooms, self._brokers, self._relays = vrooms, brokers, relays
 
-    def of(self, kind: int, flags: int, size: int, key: int) -> tuple[type[errors.PixiuError], str]:
+    def why_not(self, kind: int, flags: int, size: int, key: int) -> tuple[type[errors.PixiuError], str]:
         """Error and text for a record with this head."""
-        if size > self._max_size:
-            text = f"a record of {size + SIZE_FIELD} bytes is above the cluster's limit of {self._max_size + SIZE_FIELD}"
+        if size > self.max_size:
+            text = f"a record of {size + SIZE_FIELD} bytes is above the cluster's limit of {self.max_size + SIZE_FIELD}"
             return errors.RecordTooLarge, f"{text}; send a reference to the content instead"
         if self._vrooms.is_vroom(key):
             big = self._vrooms.shown(key)
@@ -61,7 +62,7 @@ class Refusals:
         if kind not in (ROOM, CHAT, SIGNAL):
             return errors.InvalidArgument, "this stream takes room messages, chat and signals; mail has its own, Mailer.Send"
         name = "room" if to_room else "chat"
-        if name not in self._kinds:
+        if name not in self.kinds:
             return errors.InvalidArgument, f"this proxy does not accept {name} messages (proxy.kinds); use another one"
         role, destinations = ("broker", self._brokers) if to_room else ("relay", self._relays)
         if not self._brokers.partitions:

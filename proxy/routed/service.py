@@ -179,7 +179,7 @@ class RoutedService:
 
     @property
     def problem(self) -> str:
-        """What an operator has to look at; empty: nothing."""
+        """Reason for an operator to look; empty: none."""
         found = [self._file.problem] if self._file is not None and self._file.problem else []
         return "; ".join([*found, *self._problems.values()])
 
