@@ -8,9 +8,11 @@ import json
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
 import pixiu
 from cluster.routes.carried import carried
+from ops.routes_command import routes
 from tests.e2e.test_clients_chat import paho_client
 from tests.support.roles import Roles
 from tests.support.waiting import until
@@ -45,6 +47,11 @@ async def status_of(roles: Roles, name: str) -> dict[str, Any]:
     _, body = await fetch(node.host, node.http_port, "/health")
     found: dict[str, Any] = json.loads(body)["service"]
     return found
+
+
+async def pixiu_routes(*words: str) -> Result:
+    """Run `pixiu routes …`."""
+    return await asyncio.to_thread(CliRunner().invoke, routes, words)
 
 
 async def test_the_four_cases_lose_and_repeat_nothing_while_a_proxy_and_the_bridge_are_killed(roles: Roles) -> None:
@@ -146,8 +153,15 @@ async def test_the_four_cases_lose_and_repeat_nothing_while_a_proxy_and_the_brid
             return [len((await status_of(roles, name))["routes"]) for name in ("proxy-a", "proxy-b")] == [5, 5]
 
         await until(both, "the changed file")
+        said = await pixiu_routes("check", str(file), "--target", roles.target())
+        assert said.exit_code == 1
+        assert "! there is no durable topic nowhere: pixiu topic create nowhere" in said.output
         with pytest.raises(pixiu.TopicAway, match="pixiu topic create nowhere"):
             await px.topic("late/a").send(b"x", timeout_s=0.3)
+        said = await pixiu_routes("status", "--target", roles.target(), "--json")
+        shown = {each["name"]: each for each in json.loads(said.stdout)}
+        assert (said.exit_code, shown["late"]["refused"] > 0, shown["late"]["proxies"]) == (1, True, 2)
+        assert "pixiu topic create nowhere" in shown["late"]["why"]
         await px.topics.create("nowhere")
         await px.topic("late/a").send(b"x", timeout_s=60)
         assert await stored("nowhere", [b"x"]) == [(b"late/a", b"x")]
