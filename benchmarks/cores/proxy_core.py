@@ -52,7 +52,7 @@ def measure(batch: int) -> float:
 
 
 def measure_routed(batch: int) -> float:
-    """Return records a CPU second that a route takes, up to the message for the SDK's writer of the durable topic and the answer."""
+    """Return records a CPU second that a route takes, up to the message for the writer of the durable topic, and the answer."""
     core = Core(max_record_bytes=1 << 20)
     core.step(ev.BrokersChanged(1, (ev.Replica(EndpointID(1), 0),)), 0.0)
     core.step(ev.PublisherOpened(1), 0.0)
