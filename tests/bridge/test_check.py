@@ -18,7 +18,9 @@ class Wrong:
 
 
 async def test_an_error_of_a_library_is_told_for_its_bridge_and_the_others_are_checked() -> None:
-    bridges = [SimpleNamespace(name=name, options=None, kind=SimpleNamespace(make=lambda *_: Wrong())) for name in "ab"]
+    bridges = [
+        SimpleNamespace(name=name, options=None, kind=SimpleNamespace(make=lambda *_: Wrong(), of_cluster=False)) for name in "ab"
+    ]
     assert await _opened(bridges) == dict.fromkeys("ab", "ValueError: Invalid subscription filter.")
 
 
