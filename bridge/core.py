@@ -11,6 +11,10 @@
 
 An unordered channel has a lane for each message.
 
+A message at which the target ends the link has no outcome. So a batch that fails HALVE_AFTER times is halved until each suspect is
+alone, and others are written between its tries. It is a dead letter after SUSPECT_TRIES failures with others confirmed between
+them: while nothing at all goes through, the target is away, and no message is blamed.
+
 Source: docs/bridges.md, "How a bridge works".
 """
 
@@ -33,6 +37,10 @@ Policy: each time costs these messages one of the channel's attempts, so it is n
 MAX_LEAVE_AFTER_S: Final = 86_400.0
 """The time doubles up to this one, seconds, until the target has taken a message: some targets open although they are away, so a
 bridge joins the channel again, and a long outage must not use the attempts up."""
+HALVE_AFTER: Final = 3
+"""Failures in a row, without any outcome, from which on the batches of a message are halved."""
+SUSPECT_TRIES: Final = 5
+"""Failures of a message that is alone, each after others were confirmed, with which it goes to the dead letters."""
 
 
 class State(Enum):
@@ -60,7 +68,7 @@ class Limits:
 class Entry:
     """A message that is not finished."""
 
-    __slots__ = ("arrived", "group", "lane", "number", "size", "tries")
+    __slots__ = ("arrived", "blamed", "cuts", "group", "lane", "number", "size", "tries", "while_confirmed")
 
     def __init__(self, arrival: ev.Arrival, now: float, group: int) -> None:
         self.number, self.lane, self.size = arrival
@@ -68,6 +76,12 @@ class Entry:
         self.tries = 0
         self.group = group
         """Most messages of a batch that has it."""
+        self.cuts = 0
+        """Failures without an outcome, in a row."""
+        self.blamed = 0
+        """Those of them alone, each after others were confirmed."""
+        self.while_confirmed = -1
+        """Batches that were confirmed when it failed alone last; -1: it did not."""
 
 
 @dataclass(slots=True)
@@ -108,7 +122,7 @@ class Core(EventTable[ev.Effect]):
         self._ending = self._joined = False
         self._queue: list[Entry] = []
         self._flights: dict[int, list[Entry]] = {}
-        self._batches = 0
+        self._batches = self._confirmed = 0
         self._rest_until = self._linger_until = 0.0
         self._leave_at, self._leave_after_s = NEVER, LEAVE_AFTER_S
         self.on(ev.Begin, self._on_begin)
@@ -242,11 +256,15 @@ class Core(EventTable[ev.Effect]):
         limits = self._limits
         busy = {entry.lane for flight in self._flights.values() for entry in flight} if limits.ordered else set[int]()
         batch, left, gone = list[Entry](), list[Entry](), list[int]()
-        size, most, full = 0, limits.batch_messages, False
+        size, most, full, suspect = 0, limits.batch_messages, False, None
         for at, entry in enumerate(self._queue):
             if not self._held(entry.number):
                 gone.append(entry.number)
             elif limits.ordered and entry.lane in busy:
+                left.append(entry)
+            elif entry.while_confirmed == self._confirmed:  # others first: they show whether the target is there
+                suspect = suspect or entry
+                busy.add(entry.lane)
                 left.append(entry)
             elif batch and (len(batch) >= min(most, entry.group) or size + entry.size > limits.batch_bytes):
                 full = True
@@ -259,6 +277,9 @@ class Core(EventTable[ev.Effect]):
         if gone:
             self.counters.void += len(gone)
             out.append(ev.Forget(gone))
+        if suspect is not None and not batch and not self._flights:
+            left.remove(suspect)
+            batch = [suspect]
         due = min((entry.arrived for entry in batch), default=now) + limits.linger_s
         if batch and not (full or len(batch) >= most or size >= limits.batch_bytes or now >= due or batch[0].tries):
             self._queue = sorted([*batch, *left], key=lambda entry: entry.number) if left else batch
@@ -300,6 +321,7 @@ class Core(EventTable[ev.Effect]):
         self.counters.retries += len(again)
         self._again(again, out)
         if done:
+            self._confirmed += 1
             out.append(ev.Acknowledge(done))
         if letters:
             out.append(ev.Reject(letters))
@@ -315,12 +337,27 @@ class Core(EventTable[ev.Effect]):
         entries = self._flights.pop(event.batch)
         for entry in entries:
             entry.tries += 1
+            entry.cuts += 1
+            if entry.cuts >= HALVE_AFTER:
+                entry.group = max(1, min(entry.group, len(entries)) // 2)
+        if len(entries) == 1 and entries[0].cuts >= HALVE_AFTER and self._blame(entries[0]):
+            why = f"the target failed {SUSPECT_TRIES} times at this message alone, and took others between: {event.why}"
+            self.counters.rejected += 1
+            out.append(ev.Reject([(entries[0].number, why)]))
+            entries = []
         self.counters.retries += len(entries)
         self._again(entries, out)
         if self.state is State.RUNNING:
             out.append(ev.CloseTarget())
             self._broke(event.why, event.after_s, now, out)
         self._end_when_written(out)
+
+    def _blame(self, entry: Entry) -> bool:
+        """Count a failure of a message that was alone. Returns True if it is to be given up."""
+        if entry.while_confirmed < self._confirmed:
+            entry.blamed += entry.while_confirmed >= 0
+            entry.while_confirmed = self._confirmed
+        return entry.blamed >= SUSPECT_TRIES
 
     def _again(self, entries: Sequence[Entry], out: list[ev.Effect]) -> None:
         """Put messages back in their places; forget all if they come again by the channel."""

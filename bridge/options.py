@@ -79,6 +79,8 @@ class TargetOptions(BridgeOptions):
     """Filter of the channel: an expression such as headers["region"] == "eu". Empty: everything."""
     credit: int = bounded(1_000, 1, 10_000)
     """Messages that the bridge may have and not have finished, in each process."""
+    credit_bytes: int = bounded(64 << 20, 1 << 20, 4 << 30)
+    """Bytes of these messages above which the bridge receives no more, in each process."""
     batch_messages: int = bounded(100, 1, 10_000)
     """Most messages that are written at once."""
     batch_bytes: int = bounded(1 << 20, 1024, 64 << 20)
@@ -119,6 +121,8 @@ class SourceOptions(BridgeOptions):
     """Level at which a message counts as stored, so that the source is allowed to forget it."""
     max_unconfirmed: int = bounded(10_000, 1, 1_000_000)
     """Messages that were read and are not stored yet; above it nothing is read."""
+    max_unconfirmed_bytes: int = bounded(64 << 20, 1 << 20, 4 << 30)
+    """Bytes of these messages; above it nothing is read. One message more, or what one read brings, may come on top."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (key, allowed values) for every wrong option."""

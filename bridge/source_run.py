@@ -86,7 +86,7 @@ class SourceRun:
         self._make, self._client, self._log = make, client, log
         self.counters = SourceCounters()
         self.state = SourceState.IDLE
-        self.why = ""
+        self.why = self.before = ""
         self._unconfirmed = Unconfirmed()
         self._repeats: Repeats | None = None
         self._task: asyncio.Task[None] | None = None
@@ -124,7 +124,7 @@ class SourceRun:
         return {
             "name": self.name, "kind": self.options.kind, "topic": self.options.topic, "channel": "", "state": self.state.value,
             "why": self.why, "messages": self.counters.messages, "bytes": self.counters.bytes, "rejected": self.counters.rejected,
-            "retries": self.counters.failures, "waiting": len(self._unconfirmed),
+            "retries": self.counters.failures, "waiting": len(self._unconfirmed), "before": self.before,
         }  # fmt: skip
 
     async def _run(self) -> None:
@@ -136,6 +136,7 @@ class SourceRun:
             except Exception as error:
                 self.counters.failures += 1
                 self.why = str(error) if isinstance(error, PixiuError) else f"{type(error).__name__}: {said(error)}"
+                self.before = self.why
                 self.state = SourceState.WAITING
                 self._log.warning(BRIDGE_FAILED, bridge=self.name, text=self.why)
                 if self.counters.messages > before:
@@ -164,6 +165,9 @@ class SourceRun:
                 await writer.open()
                 stack.push_async_callback(_ended, writer)
             await source.resume({each: writer.progress for each, writer in writers.items()})
+            if note := getattr(source, "note", ""):  # what the source lost before it was read
+                self.before = note
+                self._log.warning(BRIDGE_FAILED, bridge=self.name, text=note)
             plain = await topic.writer().open()
             confirms = asyncio.get_running_loop().create_task(self._confirm(source))
             stack.push_async_callback(_cancelled, confirms)
@@ -176,10 +180,14 @@ class SourceRun:
             for record in records:
                 await self._store(record, writers.get(record.stream, plain))
             self._raise()
-            while len(self._unconfirmed) >= self.options.max_unconfirmed and not self._ending:
+            while self._full() and not self._ending:
                 await self._wait()
         while len(self._unconfirmed):
             await self._wait()
+
+    def _full(self) -> bool:
+        options, found = self.options, self._unconfirmed
+        return len(found) >= options.max_unconfirmed or found.bytes >= options.max_unconfirmed_bytes
 
     async def _wait(self) -> None:
         self._changed.clear()

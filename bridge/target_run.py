@@ -25,6 +25,8 @@ from pixiu.errors import ConfigurationError, NotConnected, PixiuError, Unavailab
 MAX_ATTEMPTS: Final = 1_000
 """Deliveries of a channel that a bridge makes. The bridge tries again by itself, so a delivery is used up only when a process
 dies or leaves; a message that kills each process that has it is a dead letter in the end."""
+EXPECTED_BYTES: Final = 65_536
+"""Size that messages are taken to have before the first one is there."""
 TOUCH_SHARE: Final = 3
 """Messages are kept by a report at this share of the channel's time-out."""
 LEAST_TOUCH_S: Final = 0.2
@@ -67,6 +69,7 @@ class TargetRun:
         self._runner: Runner[ev.Event, ev.Effect] = Runner(self.core, now, tick=TICK, end_of_turn=END_OF_TURN)
         self._messages: dict[int, ChannelMessage] = {}
         self._numbers = 0
+        self._bytes, self._credit = 0, 0
         self._target: Target | None = None
         self._member: ChannelMember | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -162,9 +165,10 @@ class TargetRun:
 
     def _join(self) -> None:
         options = self.options
+        self._credit = credit_for(options.credit, options.credit_bytes, 1, EXPECTED_BYTES)
         member = self._member = self._client.durable_topic(options.topic).channel(
-            self.channel, credit=options.credit, filter=options.filter, ordered=options.ordered, from_end=options.from_end,
-            max_attempts=MAX_ATTEMPTS, load_test=options.load_test,
+            self.channel, credit=self._credit, credit_bytes=options.credit_bytes, filter=options.filter, ordered=options.ordered,
+            from_end=options.from_end, max_attempts=MAX_ATTEMPTS,
         )  # fmt: skip
         self._joining = self._spawn(self._take(member))
 
@@ -182,6 +186,8 @@ class TargetRun:
             while (message := await member.next()) is not None:
                 self._numbers += 1
                 self._messages[self._numbers] = message
+                self._bytes += message.size
+                self._share_credit(member)
                 self._runner.step(ev.Arrived([ev.Arrival(self._numbers, message.slot, message.size)]))
         except PixiuError as error:
             if member is self._member:
@@ -189,6 +195,18 @@ class TargetRun:
         finally:
             if keeps is not None:
                 keeps.cancel()
+
+    def _share_credit(self, member: ChannelMember) -> None:
+        """Have the credit follow the size of the messages: what is given beyond the bytes would wait at the servers."""
+        wanted = credit_for(self.options.credit, self.options.credit_bytes, len(self._messages), self._bytes)
+        if not self._credit // 2 <= wanted <= self._credit + self._credit // 2:
+            self._credit = wanted
+            member.set_credit(wanted)
+
+    def _pop(self, number: int) -> ChannelMessage:
+        message = self._messages.pop(number)
+        self._bytes -= message.size
+        return message
 
     async def _keep(self, member: ChannelMember) -> None:
         """Ask for time for what waits here while the target is away."""
@@ -213,7 +231,7 @@ class TargetRun:
         self._runner.step(ev.Written(batch, outcomes))
 
     def _settle(self, numbers: Sequence[int]) -> None:
-        self._spawn(self._acknowledge([self._messages.pop(number) for number in numbers], self._target))
+        self._spawn(self._acknowledge([self._pop(number) for number in numbers], self._target))
 
     async def _acknowledge(self, messages: Sequence[ChannelMessage], target: Target | None) -> None:
         try:
@@ -225,7 +243,7 @@ class TargetRun:
 
     def _reject(self, effect: ev.Reject) -> None:
         for number, why in effect.letters:
-            message = self._messages.pop(number)
+            message = self._pop(number)
             self._log.warning(BRIDGE_REJECTED, bridge=self.name, part=message.part, offset=message.offset, why=why)
             try:
                 message.reject_soon(why)
@@ -234,10 +252,16 @@ class TargetRun:
 
     def _forget(self, numbers: Sequence[int]) -> None:
         for number in numbers:
-            self._messages.pop(number, None)
+            if number in self._messages:
+                self._pop(number)
 
     def _held(self, number: int) -> bool:
         return self._messages[number].held
+
+
+def credit_for(most: int, most_bytes: int, count: int, size: int) -> int:
+    """The messages for which a member asks, if `count` of them have `size` bytes together."""
+    return min(most, max(1, most_bytes * count // max(size, 1)))
 
 
 def _why(error: Exception) -> str:

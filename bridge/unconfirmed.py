@@ -45,6 +45,8 @@ class Unconfirmed:
 
     def __init__(self) -> None:
         self._records: deque[tuple[Record, Ticket]] = deque()
+        self.bytes = 0
+        """Of their bodies and keys."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -57,6 +59,7 @@ class Unconfirmed:
     def add(self, record: Record, ticket: Ticket) -> None:
         """Note a record that was read, and is being stored."""
         self._records.append((record, ticket))
+        self.bytes += size_of(record)
 
     def take(self, most: int) -> list[Record]:
         """Take the records that may be confirmed now, `most` at most, without gaps. Raises the failure of the first one that has
@@ -69,5 +72,11 @@ class Unconfirmed:
             if ticket.error is not None:
                 raise ticket.error
             self._records.popleft()
+            self.bytes -= size_of(record)
             found.append(record)
         return found
+
+
+def size_of(record: Record) -> int:
+    """Bytes of body and key."""
+    return len(record.body) + len(record.key or b"")

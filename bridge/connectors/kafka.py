@@ -1,7 +1,8 @@
 """Kafka as a target and as a source, by confluent-kafka.
 
     target   an idempotent producer, or transactions: messages together with their positions, exactly once
-    source   partitions are read in order; the topic's writers keep the offsets, Kafka's consumer group shows them
+    source   partitions are read in order; the topic's writers keep the offsets, Kafka's consumer group shows them; the ID of
+             Kafka's topic is in the writers' names, so a topic that was deleted and made again is read from its start
 
 Each connector has one thread, in which all calls of the library are made.
 
@@ -28,6 +29,10 @@ from pixiu.errors import ConfigurationError, PixiuError
 ASK_S: Final = 10.0
 READ_S: Final = 0.5
 AT_ONCE: Final = 1_000
+TAKEN: Final = 16
+"""Messages that the library is asked for at one time: it knows no bound in bytes."""
+READ_BYTES: Final = 4 << 20
+"""Bytes after which a read ends."""
 LOOK_S: Final = 60.0
 """Time after which a source looks for new partitions, seconds."""
 MAX_MESSAGE_BYTES: Final = 64 << 20
@@ -104,6 +109,7 @@ class Calls:
         self.library: Any = confluent_kafka
         self._options = options
         self._thread = ThreadPoolExecutor(1, "pixiu-kafka")
+        self._admin: Any = None
         self.trouble = ""
         """Last report of the library on its connections."""
 
@@ -149,6 +155,18 @@ class Calls:
                 )
             raise self.error_of(self.library.KafkaException(found.error))
         return len(found.partitions)
+
+    def topic_id(self) -> str:
+        """The ID of Kafka's topic, which another one of this name does not have. Empty: this Kafka knows none."""
+        from confluent_kafka import TopicCollection
+        from confluent_kafka.admin import AdminClient
+
+        topic = self._options.kafka_topic
+        if self._admin is None:
+            self._admin = AdminClient(self.config())
+        asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=ASK_S)
+        found = str(asked[topic].result(ASK_S).topic_id or "")
+        return "" if set(found) <= set("A=") else found
 
     def _trouble(self, error: Any) -> None:
         self.trouble = said(error.str())
@@ -312,7 +330,7 @@ class KafkaTarget:
 
 
 class KafkaSource:
-    """Reads a topic of Kafka: each partition is a stream, and a position is the offset of the next message.
+    """Reads a topic of Kafka: each partition of a topic ID is a stream, and a position is the offset of the next message.
 
     Args:
         name: of the bridge.
@@ -325,7 +343,11 @@ class KafkaSource:
         self._calls: Calls | None = None
         self._consumer: Any = None
         self._partitions = 0
+        self._topic_id = ""
+        self._last: dict[int, int] = {}
+        """Partition → offset that was read last."""
         self._look_at = 0.0
+        self.note = ""
 
     async def open(self) -> Sequence[str]:
         """Connect. Raises `Unavailable`, `ConfigurationError`."""
@@ -339,10 +361,14 @@ class KafkaSource:
         def connect() -> None:
             self._consumer = calls.library.Consumer(config)
             self._partitions = calls.partitions(self._consumer)
+            self._topic_id = calls.topic_id()
 
         await calls.call(connect)
         self._look_at = time.monotonic() + LOOK_S
-        return [str(number) for number in range(self._partitions)]
+        return [self._stream(number) for number in range(self._partitions)]
+
+    def _stream(self, partition: int) -> str:
+        return f"{self._topic_id}.{partition}"
 
     async def resume(self, after: Mapping[str, int]) -> None:
         """Continue after what the topic has, or what the consumer group has confirmed, if that is more."""
@@ -352,14 +378,44 @@ class KafkaSource:
 
         def assign() -> None:
             asked = [place(self._options.kafka_topic, number) for number in range(self._partitions)]
-            committed = {each.partition: each.offset for each in self._consumer.committed(asked, timeout=ASK_S)}
+            group = self._consumer.committed(asked, timeout=ASK_S)
+            committed = {each.partition: each.offset for each in group if (each.metadata or "") == self._topic_id}
             places = []
             for number in range(self._partitions):
-                offset = max(after[str(number)], committed.get(number, -1))
-                places.append(place(self._options.kafka_topic, number, offset if offset > 0 else calls.library.OFFSET_STORED))
+                offset = max(after[self._stream(number)], committed.get(number, -1))
+                self._check(number, offset)
+                places.append(place(self._options.kafka_topic, number, offset if offset > 0 else self._beginning(calls)))
             self._consumer.assign(places)
 
         await calls.call(assign)
+
+    def _check(self, partition: int, offset: int) -> None:
+        """See that Kafka still has what follows an offset. Raises `ConfigurationError` if it ends before it."""
+        if offset <= 0:
+            return
+        topic = self._options.kafka_topic
+        place = self._calls.library.TopicPartition(topic, partition) if self._calls else None
+        low, high = self._consumer.get_watermark_offsets(place, timeout=ASK_S)
+        if offset > high:
+            raise ConfigurationError(
+                f"partition {partition} of Kafka's topic {topic} ends at {high}, and {offset} were read: Kafka has lost messages and "
+                "numbers others alike; give the bridge another name, and it reads all that is there"
+            )
+        if offset < low:
+            self.note = f"Kafka has removed {low - offset} messages of partition {partition} before they were read: raise its retention"
+
+    def _beginning(self, calls: Calls) -> int:
+        begin: int = calls.library.OFFSET_END if self._options.from_end else calls.library.OFFSET_BEGINNING
+        return begin
+
+    def _look(self, calls: Calls) -> None:
+        """Find out whether Kafka's topic is another one, or has new partitions. Raises `Unavailable`."""
+        topic = self._options.kafka_topic
+        if calls.topic_id() != self._topic_id:
+            where = "end" if self._options.from_end else "start"
+            raise away(f"Kafka's topic {topic} was deleted and made again: the bridge begins at the {where} of the new one")
+        if calls.partitions(self._consumer) != self._partitions:
+            raise away(f"Kafka's topic {topic} has new partitions: the bridge begins again with them")
 
     async def read(self) -> Sequence[Record]:
         """Wait for messages. Raises `Unavailable`."""
@@ -367,16 +423,30 @@ class KafkaSource:
         assert calls is not None
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
-            if await calls.call(lambda: calls.partitions(self._consumer)) != self._partitions:
-                raise away("Kafka's topic has new partitions: the bridge begins again with them")
-        messages = await calls.call(lambda: self._consumer.consume(AT_ONCE, READ_S))
+            await calls.call(partial(self._look, calls))
+        messages = await calls.call(self._consume)
         found = list[Record]()
         for message in messages:
             error = message.error()
             if error is None:
-                found.append(record_of(message))
+                partition, offset = message.partition(), message.offset()
+                if offset <= self._last.get(partition, -1):  # the library has begun again: with another topic of this name, or not
+                    await calls.call(partial(self._look, calls))
+                    raise away(f"the offsets of Kafka's topic {self._options.kafka_topic} went back: the bridge begins again")
+                self._last[partition] = offset
+                found.append(record_of(message, self._stream(partition)))
             elif error.code() != calls.library.KafkaError._PARTITION_EOF:
                 raise calls.error_of(calls.library.KafkaException(error))
+        return found
+
+    def _consume(self) -> list[Any]:
+        """Wait for messages, and take those that are there, up to a number and a size."""
+        found: list[Any] = self._consumer.consume(TAKEN, READ_S)
+        size, taken = 0, found
+        while taken and len(found) < AT_ONCE and size < READ_BYTES:
+            size += sum(len(each) for each in taken)
+            taken = self._consumer.consume(TAKEN, 0)
+            found += taken
         return found
 
     async def confirm(self, records: Sequence[Record]) -> None:
@@ -385,7 +455,10 @@ class KafkaSource:
         assert calls is not None
         last = {record.stream: record.progress for record in records}
         place = calls.library.TopicPartition
-        places = [place(self._options.kafka_topic, int(stream), offset) for stream, offset in last.items()]
+        places = [
+            place(self._options.kafka_topic, int(stream.rpartition(".")[2]), offset, self._topic_id)
+            for stream, offset in last.items()
+        ]
         await calls.call(lambda: self._consumer.commit(offsets=places, asynchronous=True))
 
     async def close(self) -> None:
@@ -401,10 +474,10 @@ class KafkaSource:
             calls.close()
 
 
-def record_of(message: Any) -> Record:
+def record_of(message: Any, stream: str) -> Record:
     """A message of Kafka. A tombstone has no body; of headers with one name the last one counts."""
     kind, millis = message.timestamp()
     return Record(
         message.value() or b"", message.key(), {name: value or b"" for name, value in message.headers() or ()},
-        millis * 1000 if kind and millis >= 0 else None, str(message.partition()), message.offset() + 1,
+        millis * 1000 if kind and millis >= 0 else None, stream, message.offset() + 1,
     )  # fmt: skip

@@ -50,7 +50,8 @@ def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
             table.add_column(title, overflow="fold")
         for each in found.values():
             numbers = [f"{each[field]:,}" for field in ("messages", "rejected", "retries", "waiting")]
-            table.add_row(each["name"], each["kind"], each["topic"], each["state"], *numbers, each["why"])
+            why = each["why"] or (f"before: {each['before']}" if each.get("before") else "")
+            table.add_row(each["name"], each["kind"], each["topic"], each["state"], *numbers, why)
         console().print(table)
         if not found and not silent:
             print_text("no process runs bridges: python -m bridge --config FILE")

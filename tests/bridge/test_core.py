@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bridge import events as ev
 from bridge.connector import DONE, Outcome, Verdict
-from bridge.core import LEAVE_AFTER_S, Core, Limits, State
+from bridge.core import HALVE_AFTER, LEAVE_AFTER_S, SUSPECT_TRIES, Core, Limits, State
 from cluster.core.contract import END_OF_TURN, NEVER, TICK
 
 AGAIN = Outcome(Verdict.AGAIN, "busy")
@@ -233,3 +233,81 @@ def test_a_membership_that_ends_is_begun_again() -> None:
     assert bench.step(ev.Written(1, [DONE])) == [ev.Acknowledge([0])]
     assert bench.tick() == []
     assert bench.step(ev.Opened()) == [ev.Join()]
+
+
+class Cutting(Bench):
+    """A target that ends the link at some messages, or at all, and always opens."""
+
+    def __init__(self, *poison: int, **limits: float | bool) -> None:
+        super().__init__(**limits)
+        self.poison, self.away = frozenset(poison), False
+        self.done, self.letters, self.writes = list[int](), list[tuple[int, str]](), 0
+
+    def play(self, *, turns: int = 200, lanes: dict[int, int] | None = None, numbers: int = 0) -> None:
+        """Write what the core wants written; a new message comes with each turn."""
+        for number in range(numbers):
+            self.step(ev.Arrived([ev.Arrival(number, (lanes or {}).get(number, number), 10)]))
+        effects = list(self.step(END_OF_TURN))
+        for _ in range(turns):
+            for each in [*effects]:
+                effects.remove(each)
+                if isinstance(each, ev.Write):
+                    self.writes += 1
+                    cut = self.away or self.poison.intersection(each.numbers)
+                    effects += self.step(ev.WriteFailed(each.batch, "reset") if cut else
+                                         ev.Written(each.batch, [DONE] * len(each.numbers)))  # fmt: skip
+                elif isinstance(each, ev.OpenTarget):
+                    effects += self.step(ev.Opened())
+                elif isinstance(each, ev.Acknowledge):
+                    self.done += each.numbers
+                elif isinstance(each, ev.Reject):
+                    self.letters += each.letters
+            if not effects and self.core.next_deadline() < NEVER:
+                self.now = max(self.now, self.core.next_deadline())
+                effects += self.step(TICK)
+
+
+def test_a_message_at_which_the_target_ends_the_link_is_found_and_holds_up_no_other() -> None:
+    for ordered in (False, True):
+        bench = Cutting(37, ordered=ordered)
+        bench.play(numbers=300)
+        assert [number for number, _ in bench.letters] == [37]
+        assert "at this message alone" in bench.letters[0][1]
+        assert sorted(bench.done) == [number for number in range(300) if number != 37]
+        assert bench.writes < 40
+
+
+def test_several_such_messages_in_one_batch_are_found_each() -> None:
+    bench = Cutting(3, 4, 90)
+    bench.play(numbers=900, turns=400)
+    assert sorted(number for number, _ in bench.letters) == [3, 4, 90]
+    assert len(bench.done) == 897
+
+
+def test_an_outage_makes_no_dead_letters_however_long_it_is_and_the_target_opens_each_time() -> None:
+    bench = Cutting()
+    bench.away = True
+    bench.play(numbers=20, turns=12)
+    assert bench.writes >= 9
+    assert bench.core.waiting == 20
+    bench.away = False
+    bench.play(turns=60)
+    assert (bench.letters, sorted(bench.done)) == ([], list(range(20)))
+
+
+def test_an_outage_that_begins_at_a_suspect_does_not_count_against_it() -> None:
+    bench = Cutting(7)
+    bench.play(numbers=10, turns=60)
+    assert (bench.letters, len(bench.done)) == ([], 9)  # there are no others that show that the target is there
+    bench.poison = frozenset()
+    bench.play(turns=60)
+    assert (bench.letters, len(bench.done)) == ([], 10)
+
+
+def test_what_follows_a_suspect_in_its_lane_waits_for_it() -> None:
+    bench = Cutting(0, ordered=True)
+    bench.play(numbers=100, lanes={0: 5, 1: 5, 2: 5}, turns=200)
+    assert [number for number, _ in bench.letters] in ([], [0])
+    assert HALVE_AFTER + SUSPECT_TRIES < bench.writes
+    done = [number for number in bench.done if number in (1, 2)]
+    assert done == ([1, 2] if bench.letters else [])

@@ -4,6 +4,7 @@
 
 The channel gives messages to the members, in mode `ordered` a lane to one of them at a time, and gives again what
 a killed or departing one had. The target takes a batch, and confirms it late, in part, or never; it is killed and comes back.
+At some messages it ends the link each time.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ CREDIT = 12
 END_S = 5_000.0
 WRONG = 7
 """Every message whose number is divisible by it can never be written."""
+POISON = frozenset((16, 17, 51))
+"""At these the target ends the link."""
 
 
 @dataclass
@@ -104,6 +107,7 @@ class World:
         self.now, self.target_up = 0.0, True
         self.found = Verdicts()
         self.open = list(range(MESSAGES))
+        self.total = MESSAGES - 1
         """Messages that are to be given."""
         self.with_member: dict[int, Process] = {}
         self.done = set[int]()
@@ -126,7 +130,8 @@ class World:
             process.step(ev.Begin())
         self.at(0.1, self.give)
         self.at(self.rng.random() * 5, self.fault)
-        while self._events and len(self.done) < MESSAGES and self.now < END_S:
+        self.at(0.2, self.more)
+        while self._events and not self.done >= set(range(MESSAGES)) and self.now < END_S:
             self.now, _, what = heapq.heappop(self._events)
             what()
         self.judge()
@@ -152,6 +157,12 @@ class World:
             self.after(self.rng.choice((0.5, 3.0, 90.0)), self.back)
         if self.now < 300.0:
             self.after(self.rng.random() * 10, self.fault)
+
+    def more(self) -> None:
+        """A message more: traffic never ends, and shows that the target is there."""
+        self.total += 1 + (self.total % WRONG == WRONG - 1)  # none that is wrong
+        self.open.append(self.total)
+        self.after(5.0, self.more)
 
     def back(self) -> None:
         """The target is there again."""
@@ -217,6 +228,7 @@ class World:
         chance, outcomes = self.rng.random(), list[Outcome]()
         stops = self.rng.randrange(len(messages)) if chance < 0.2 else len(messages)
         for at, message in enumerate(messages):
+            stops = at if message in POISON else stops
             if not self.target_up or at >= stops:
                 outcomes.append(Outcome(Verdict.AGAIN, "busy"))
             elif message is not None and message % WRONG == 0:
@@ -226,7 +238,7 @@ class World:
                 # A process that lost a message to another may still write it: what comes after its successor's is no order.
                 if message is not None and process.alive and self.with_member.get(message) is process:
                     self.found.written.append(message)
-        failed = not self.target_up or self.rng.random() < 0.1
+        failed = not self.target_up or self.rng.random() < 0.1 or bool(POISON.intersection(messages))
         answer: ev.Event = ev.WriteFailed(effect.batch, "cut") if failed else ev.Written(effect.batch, outcomes)
 
         def confirm() -> None:
@@ -237,7 +249,7 @@ class World:
 
     def judge(self) -> None:
         """At least once, each; in order, if that is promised; letters for what is wrong, and for nothing else."""
-        found, wrong = self.found, {message for message in range(MESSAGES) if message % WRONG == 0}
+        found, wrong = self.found, {message for message in range(MESSAGES) if message % WRONG == 0} | POISON
         if missing := set(range(MESSAGES)) - self.done:
             found.violations.append(f"not settled at {self.now:.0f}: {sorted(missing)[:5]}")
         if set(found.letters) != wrong & self.done or len(found.letters) != len(set(found.letters)):

@@ -51,6 +51,12 @@ class KafkaServer:
         """Where it is."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
+
     def _run(self, *words: str) -> None:
         subprocess.run([*self._java, *words], capture_output=True, check=True, timeout=START_S)
 

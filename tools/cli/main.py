@@ -46,6 +46,7 @@ COMMANDS: Final = {
     "retained": "tools.cli.retained:retained",
     "tenants": "tools.tenants.command:tenants",
     "topic": "tools.topics.command:topic",
+    "tail": "tools.tail.command:tail",
 }
 """Name → module:function of the commands of `tools/`."""
 

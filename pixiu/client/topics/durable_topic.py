@@ -216,6 +216,7 @@ class DurableTopic:
         channel: str,
         *,
         credit: int = DEFAULT_CREDIT,
+        credit_bytes: int = 0,
         tag: str = "",
         filter: Filter = "",
         load_test: LoadTest = "block",
@@ -233,6 +234,8 @@ class DurableTopic:
         Args:
             credit: messages that this member may have unreported, 0 to 10,000. Each of the topic's groups gives at least one. 0:
                 nothing comes until `set_credit`.
+            credit_bytes: bytes of unreported messages above which the member receives no more; 0: no bound. What it is given
+                meanwhile waits at the servers, for the channel's time-out.
             tag: gets messages with this tag; empty: those without one, and those for which there is no member with their tag.
             filter: of the channel; if it is there already, it must be this one or not be given.
             load_test: "block": messages of load tests count as acknowledged; "pass": they come, too; "only": nothing else comes.
@@ -245,6 +248,7 @@ class DurableTopic:
         """
         check_name(channel, "channel")
         check_count(credit, "credit", MAX_CREDIT)
+        check_count(credit_bytes, "credit_bytes")
         text = filter_of(filter)
         if tag != "":
             tag_of(tag)
@@ -268,7 +272,7 @@ class DurableTopic:
                 raise InvalidArgument(f"the channel {channel} of {self.name} has the mode {mode}, which cannot be changed")
             return topic.version
 
-        joining = Joining(self.name, channel, credit, tag, text, load_test_of(load_test))
+        joining = Joining(self.name, channel, credit, tag, text, load_test_of(load_test), credit_bytes)
         return ChannelMember(self._client.around, joining, prepare)
 
     def reader(

@@ -63,6 +63,8 @@ MAX_CREDIT: Final = 10_000
 MAX_DELAY_S: Final = 30 * 24 * 3600.0
 """Longest delay of a message that is delivered again, seconds."""
 MIN_TICK_S: Final = 0.001
+ANSWER_S: Final = 0.2
+"""Interval at which a member that has too many bytes reads on while reports are not answered, seconds."""
 TOUCH_SHARE: Final = 3
 """A message that waits in the member is kept by a report at this share of the channel's time-out."""
 Handler = Callable[["ChannelMessage"], Awaitable[None] | None]
@@ -80,6 +82,8 @@ class Joining:
     tag: str = ""
     filter: str = ""
     load_test: int = topic_pb2.LOAD_TEST_BLOCK
+    credit_bytes: int = 0
+    """0: no bound."""
 
 
 class ChannelMessage(TopicMessage):
@@ -145,10 +149,12 @@ class ChannelMessage(TopicMessage):
 class MemberCall:
     """One stream to a leader."""
 
-    __slots__ = ("answered", "credit", "duplex", "greeted", "number", "task")
+    __slots__ = ("answered", "credit", "duplex", "greeted", "held_bytes", "number", "task")
 
     def __init__(self, number: int, credit: int) -> None:
         self.number, self.credit = number, credit
+        self.held_bytes = 0
+        """Bytes of what came on it and is not reported."""
         self.greeted = self.answered = False
         self.duplex: Duplex[topic_pb2.ConsumeRequest, topic_pb2.ConsumeReply] | None = None
         self.task: asyncio.Task[None] | None = None
@@ -173,7 +179,7 @@ class ChannelMember:
         self._streams: dict[int, MemberCall] = {}
         self._waiting: deque[ChannelMessage] = deque()
         self._reports: dict[Place, asyncio.Future[bool]] = {}
-        self._arrived = asyncio.Event()
+        self._arrived, self._freed = asyncio.Event(), asyncio.Event()
         self._alarm = DeadlineTimer(self._tick, least_s=MIN_TICK_S)
         self._error: PixiuError | None = None
         self._refused_at = 0.0
@@ -237,6 +243,7 @@ class ChannelMember:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._waiting.clear()
         self._arrived.set()
+        self._freed.set()
 
     async def __aenter__(self) -> Self:
         try:
@@ -389,6 +396,8 @@ class ChannelMember:
             effects = self.core.refuse(message.place, int(how * 1000))
         if effects is None:
             return False
+        self._streams[message.place.stream].held_bytes -= message.size
+        self._freed.set()
         self._apply(effects)
         return True
 
@@ -430,6 +439,7 @@ class ChannelMember:
             if self._open:
                 self._apply(self.core.close())
         self._arrived.set()
+        self._freed.set()
 
     def _tick(self) -> None:
         self._apply(self.core.tick(self._loop.time()))
@@ -508,7 +518,25 @@ class ChannelMember:
             ],
         )
 
-    def _take(self, stream: MemberCall, reply: topic_pb2.ConsumeReply) -> None:
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the messages that are here and not reported."""
+        return sum(each.held_bytes for each in self._streams.values())
+
+    def _over_bytes(self) -> bool:
+        return 0 < self._joining.credit_bytes < self.held_bytes and not self._closed and self._error is None
+
+    async def _room(self) -> None:
+        """Wait for room. While a report is not answered, a reply is read from time to time: the room may depend on the answer."""
+        while self._over_bytes():
+            self._freed.clear()
+            try:
+                async with asyncio.timeout(None if self.core.idle() else ANSWER_S):
+                    await self._freed.wait()
+            except TimeoutError:
+                return
+
+    def _take(self, stream: MemberCall, reply: topic_pb2.ConsumeReply) -> Awaitable[None] | None:
         now = self._loop.time()
         if not stream.answered and not reply.HasField("end"):
             stream.answered = True
@@ -528,6 +556,7 @@ class ChannelMember:
             self._apply([])
         if reply.HasField("end"):
             self._ended(stream, reply.end, now)
+        return self._room() if self._over_bytes() else None
 
     def _delivered(self, stream: MemberCall, found: topic_pb2.Delivery) -> None:
         data, part, base = found.data, found.part, found.base  # each look at a message's field makes a new object of it
@@ -539,6 +568,7 @@ class ChannelMember:
         attempts = list(found.attempts) if len(found.attempts) == len(places) else [1] * len(places)
         if not self.core.delivered(stream.number, part, base, len(places), sum(each > 1 for each in attempts)):
             return
+        stream.held_bytes += places[-1].end if places else 0
         origin = Origin(self._joining.topic, part, found.time_us, found.sender, found.writer)
         self._waiting += [
             ChannelMessage(self, origin, Place(stream.number, part, base + at), data, span, attempts[at])
