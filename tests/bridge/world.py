@@ -32,6 +32,8 @@ WRONG = 7
 """Every message whose number is divisible by it can never be written."""
 POISON = frozenset((16, 17, 51))
 """At these the target ends the link."""
+FREE_LANE = 3
+"""A lane without such a message, whose traffic never ends."""
 
 
 @dataclass
@@ -107,7 +109,7 @@ class World:
         self.now, self.target_up = 0.0, True
         self.found = Verdicts()
         self.open = list(range(MESSAGES))
-        self.total = MESSAGES - 1
+        self.total = MESSAGES + FREE_LANE - LANES
         """Messages that are to be given."""
         self.with_member: dict[int, Process] = {}
         self.done = set[int]()
@@ -160,9 +162,10 @@ class World:
 
     def more(self) -> None:
         """A message more: traffic never ends, and shows that the target is there."""
-        self.total += 1 + (self.total % WRONG == WRONG - 1)  # none that is wrong
-        self.open.append(self.total)
-        self.after(5.0, self.more)
+        if sum(each % LANES == FREE_LANE for each in self.open) < PROCESSES:
+            self.total += LANES + LANES * ((self.total + LANES) % WRONG == 0)  # none that is wrong
+            self.open.append(self.total)
+        self.after(1.0, self.more)
 
     def back(self) -> None:
         """The target is there again."""
@@ -170,7 +173,7 @@ class World:
 
     def give(self) -> None:
         """Give members what they may have."""
-        for process in self.processes:
+        for process in self.rng.sample(self.processes, PROCESSES):
             if not (process.alive and process.member):
                 continue
             arrivals = list[ev.Arrival]()

@@ -194,11 +194,13 @@ async def test_a_webhook_and_files_get_everything_in_order_through_failures_kill
 
 
 @contextlib.asynccontextmanager
-async def mosquitto(folder: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A broker that keeps its sessions when it is ended."""
+async def mosquitto(folder: Path, port: int, closed: int = 0) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A broker that keeps its sessions when it is ended. At the port `closed` it wants a login that nobody has."""
     (folder / "mosquitto.conf").write_text(
-        f"user root\nlistener {port} 127.0.0.1\nallow_anonymous true\npersistence true\npersistence_location {folder}/\n"
+        f"user root\nper_listener_settings true\nlistener {port} 127.0.0.1\nallow_anonymous true\n"
+        f"persistence true\npersistence_location {folder}/\n"
         "max_queued_messages 0\nmax_inflight_messages 100\nmax_packet_size 20000\n"
+        + (f"listener {closed} 127.0.0.1\nallow_anonymous false\n" if closed else "")
     )
     process = await asyncio.create_subprocess_exec(
         MOSQUITTO, "-c", str(folder / "mosquitto.conf"), stderr=asyncio.subprocess.DEVNULL
@@ -213,9 +215,9 @@ async def mosquitto(folder: Path, port: int) -> AsyncIterator[asyncio.subprocess
 
 @pytest.mark.skipif(not Path(MOSQUITTO).exists(), reason="mosquitto is not installed")
 async def test_topics_go_through_another_broker_of_mqtt_that_is_restarted(cluster: Roles) -> None:
-    port = free_port()
+    port, closed = free_port(), free_port()
     async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target()) as px:
-        for name in ("out", "in"):
+        for name in ("out", "in", "old"):
             await px.topics.create(name, parts=2)
         bridges = f"""
             [out]
@@ -232,6 +234,19 @@ async def test_topics_go_through_another_broker_of_mqtt_that_is_restarted(cluste
             host = "127.0.0.1"
             broker_port = {port}
             filters = ["devices/#"]
+            [old]
+            kind = "to-mqtt"
+            topic = "old"
+            host = "127.0.0.1"
+            broker_port = {port}
+            to = "old"
+            version = 4
+            max_backoff_s = 0.1
+            [nobody]
+            kind = "to-mqtt"
+            topic = "old"
+            host = "127.0.0.1"
+            broker_port = {closed}
         """
         await bridge(cluster, bridges)
 
@@ -266,10 +281,31 @@ async def test_topics_go_through_another_broker_of_mqtt_that_is_restarted(cluste
             await until(lambda: len(numbers()) >= 300, "more")
         await topic.send(b"0" * 30_000, key="k0", headers={"kind": "test"})
         await send(400, 500)
-        async with mosquitto(cluster.folder, port):
+        async with mosquitto(cluster.folder, port, closed):
             await until(lambda: numbers() == set(range(500)), lambda: f"what is missing: {set(range(500)) - numbers()}")
             letters = await px.topics.dead_letters("out", "bridge-out")
             assert ["20000" in each.reason for each in letters] == [True]
+
+            async def refused() -> bool:
+                return "check username and password_file" in (await statuses(cluster))["nobody"]["why"]
+
+            await until(refused, "the sentence that a login is needed")
+            async with px.durable_topic("old").writer() as writer:
+                for number in range(40):
+                    await writer.send(b"0" * (30_000 if number == 20 else 10), key=f"k{number % 5}")
+
+            async def alone() -> bool:
+                await px.durable_topic("old").send(b"more", key="k9")
+                found = await px.topics.dead_letters("old", "bridge-old")
+                return [len(each.message.body) for each in found if each.message] == [30_000]
+
+            await until(alone, "the message at which a broker of MQTT 3.1.1 ends the connection, as a dead letter")
+
+            async def carried() -> bool:
+                found = (await statuses(cluster))["old"]
+                return bool(found["messages"] >= 39 and found["rejected"] == 1)
+
+            await until(carried, "the others")
         reading.cancel()
         for key, each in got.items():
             first = list(dict.fromkeys(each))
@@ -362,6 +398,11 @@ async def test_topics_go_through_kafka_exactly_once_and_in_order(cluster: Roles)
         topic = "in"
         servers = "{kafka.address}"
         kafka_topic = "events"
+        [nobody]
+        kind = "to-kafka"
+        topic = "out"
+        servers = "{kafka.address_with_login}"
+        kafka_topic = "events"
     """
     async with asyncio.timeout(PATIENT_S), kafka, pixiu.connect(cluster.target()) as px:
         for name in ("out", "in"):
@@ -372,6 +413,11 @@ async def test_topics_go_through_kafka_exactly_once_and_in_order(cluster: Roles)
             return "kafka-topics.sh --create --topic events" in (await statuses(cluster))["out"]["why"]
 
         await until(told, "the sentence that the topic is missing at Kafka")
+
+        async def refused() -> bool:
+            return "give username, password_file" in (await statuses(cluster))["nobody"]["why"]
+
+        await until(refused, "the sentence that Kafka needs a login")
         await cluster.kill("bridge-a")
         await kafka.topic("events", 3, **{"max.message.bytes": "20000"})
         cluster.start("bridge-a", bridges=str(cluster.folder / "bridges.toml"))
@@ -409,4 +455,10 @@ async def test_topics_go_through_kafka_exactly_once_and_in_order(cluster: Roles)
         await until(rejected, "the dead letter")
         assert await rejected() == [True]
         assert got == {f"k{key}": list(range(key, 800, 5)) for key in range(5)}
+        await pixiu_bridge(cluster, "pause", "out")
+        await kafka.remove("events")
+        await kafka.topic("events", 3)
+        await kafka.write("events", [(b"again", b"%d" % number) for number in range(20)], [("kind", b"test")])
+        await until(lambda: got.get("again") == list(range(20)), "the messages of the topic that was made again")
+        assert "made again" in (await statuses(cluster))["in"]["before"]
         reading.cancel()

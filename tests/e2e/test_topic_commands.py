@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,17 @@ class Command:
     def __init__(self, roles: Roles) -> None:
         self._target = roles.target()
 
-    async def run(self, *words: str, given: str = "") -> tuple[int, str, str]:
+    async def start(self, *words: str, command: str = "topic") -> asyncio.subprocess.Process:
+        """Start a command."""
+        program = (sys.executable, "-m", "tools.cli.main", command, *words, "--target", self._target)
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(*program, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    async def run(self, *words: str, given: str = "", command: str = "topic") -> tuple[int, str, str]:
         """Exit code, output and errors."""
-        done = await asyncio.to_thread(fork_pixiu, "topic", *words, "--target", self._target, given=given)
-        return done.returncode, done.stdout, done.stderr
+        process = await self.start(*words, command=command)
+        out, errors = await process.communicate(given.encode())
+        return process.returncode or 0, out.decode(), errors.decode()
 
     async def json(self, *words: str, given: str = "") -> Any:
         """The JSON that a command prints."""
@@ -149,3 +158,67 @@ async def test_topics_with_a_store_and_compacted_ones(roles: Roles, tmp_path: Pa
     code, _, errors = await pixiu.run("write", "profiles", "--level", "stored", given="x\n")
     assert (code, "it is compacted" in errors) == (2, True), errors
     await pixiu.json("delete", "profiles", "--now", "--yes")
+    await follow_files(pixiu, tmp_path)
+
+
+async def follow_files(pixiu: Command, folder: Path) -> None:
+    """`pixiu tail`: each line once and in order, through a kill, both kinds of rotation, and lost positions."""
+    log, positions = folder / "app.log", folder / "positions.json"
+    words = [str(folder / "*.log"), "--topic", "lines", "--key", r"user=(\w+)", "--positions", str(positions)]
+    await pixiu.json("create", "lines", "--parts", "3")
+    lines = [f"{number} user=u{number % 3}" for number in range(1_000)]
+
+    def append(low: int, high: int, path: Path = log) -> None:
+        with open(path, "a") as file:
+            file.writelines(f"{line}\n" for line in lines[low:high])
+
+    async def once() -> int:
+        code, out, errors = await pixiu.run(*words, "--once", "--json", command="tail")
+        assert (code, errors) == (0, ""), errors
+        return int(json.loads(out)["lines"])
+
+    async def stored() -> list[dict[str, Any]]:
+        code, out, errors = await pixiu.run("read", "lines", "--json")
+        assert code == 0, errors
+        return [json.loads(line) for line in out.splitlines()]
+
+    append(0, 300)
+    following = await pixiu.start(*words, command="tail")
+    code, _, errors = await pixiu.run(*words, command="tail")
+    assert (code, "another `pixiu tail` uses it" in errors) == (2, True), errors
+    append(300, 400)
+
+    async def all_stored() -> bool:
+        return len(await stored()) == 400
+
+    await until(all_stored, "the lines")
+    following.kill()
+    await following.communicate()
+    append(400, 500)
+    before = positions.read_bytes()
+    log.rename(folder / "app.log.1")
+    append(500, 600, folder / "app.log.1")
+    append(600, 700)
+    assert await once() >= 300
+    (folder / "app.log.1").unlink()
+    append(700, 800)
+    shutil.copy(log, folder / "app.log.2")  # as logrotate with copytruncate
+    log.write_text("")
+    append(800, 900)
+    assert await once() >= 200
+    append(900, 1_000)
+    after = positions.read_bytes()
+    assert await once() >= 100
+    positions.write_bytes(after)  # as if the process had been killed before it kept them
+    await once()
+    assert before != after
+    found = await stored()
+    assert sorted(each["body"] for each in found) == sorted(lines)
+    for user in ("u0", "u1", "u2"):
+        numbers = [int(each["body"].split()[0]) for each in found if each["key"] == user]
+        assert numbers == sorted(numbers)
+    assert found[0]["headers"]["file"] == str(log)
+    code, _, errors = await pixiu.run(str(folder / "nosuch"), "--topic", "lines", command="tail")
+    assert (code, "there is no file" in errors) == (2, True), errors
+    code, _, errors = await pixiu.run(str(log), "--topic", "nosuch", "--positions", str(folder / "p"), command="tail")
+    assert (code, "pixiu topic create nosuch" in errors) == (2, True), errors

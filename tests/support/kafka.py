@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -32,16 +33,21 @@ class KafkaServer:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
-        self.port, controller = free_port(), free_port()
+        self.port, controller, closed = free_port(), free_port(), free_port()
         self._properties = folder / "server.properties"
         self._properties.write_text(
             f"process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:{controller}\n"
-            f"listeners=PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}\n"
-            "controller.listener.names=CONTROLLER\nlistener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n"
+            f"listeners=PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller},CLOSED://127.0.0.1:{closed}\n"
+            "controller.listener.names=CONTROLLER\n"
+            "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,CLOSED:SASL_PLAINTEXT\n"
+            "sasl.enabled.mechanisms=PLAIN\nlistener.name.closed.plain.sasl.jaas.config="
+            'org.apache.kafka.common.security.plain.PlainLoginModule required user_nobody="nothing";\n'
             f"log.dirs={folder}/logs\noffsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\n"
             "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\ntransaction.state.log.num.partitions=1\n"
             "auto.create.topics.enable=false\n"
         )
+        self.address_with_login = f"127.0.0.1:{closed}"
+        """Where nobody gets in without a login."""
         self._java = ["java", "-Xms256m", "-Xmx512m", "-cp", str(Path(os.environ[KAFKA], "libs", "*"))]
         self._run("kafka.tools.StorageTool", "format", "-t", KAFKA_CLUSTER, "-c", str(self._properties))
         self._process: subprocess.Popen[bytes] | None = None
@@ -96,6 +102,22 @@ class KafkaServer:
         admin = AdminClient({"bootstrap.servers": self.address})
         future = admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name]
         await asyncio.to_thread(future.result, START_S)
+
+    async def remove(self, name: str) -> None:
+        """Delete a topic."""
+        from confluent_kafka.admin import AdminClient
+
+        future = AdminClient({"bootstrap.servers": self.address}).delete_topics([name])[name]
+        await asyncio.to_thread(future.result, START_S)
+
+    async def write(self, name: str, messages: Sequence[tuple[bytes, bytes]], headers: Sequence[tuple[str, bytes]]) -> None:
+        """Write messages, key and value."""
+        from confluent_kafka import Producer
+
+        producer = Producer({"bootstrap.servers": self.address, "acks": "all"})
+        for key, value in messages:
+            producer.produce(name, value, key, headers=list(headers))
+        assert not await asyncio.to_thread(producer.flush, START_S)
 
 
 def free_port() -> int:
