@@ -32,6 +32,8 @@ WRONG = 7
 """Every message whose number is divisible by it can never be written."""
 POISON = frozenset((16, 17, 51))
 """At these the target ends the link."""
+AT_ONCE = 3
+"""Messages of a lane that a member has at a time, if the channel is ordered."""
 FREE_LANE = 3
 """A lane without such a message, whose traffic never ends."""
 
@@ -183,6 +185,8 @@ class World:
                 if len(process.held) >= CREDIT or (self.ordered and busy.get(lane, process) is not process):
                     continue
                 if self.ordered and any(each % LANES == lane for each in self.open if each < message):
+                    continue
+                if self.ordered and sum(each % LANES == lane for each in process.held.values()) >= AT_ONCE:
                     continue
                 self.open.remove(message)
                 self.with_member[message] = process
