@@ -1,14 +1,15 @@
 """Prove that bridges lose nothing while their processes and the systems at the other end are killed, and measure what they cost.
 
-For each kind: messages of 100 bytes with 50 keys, while the bridge's process is killed (kill -9) three times and the other end twice
-(for files: another file takes the folder's place). The judge knows what was sent and what arrived: nothing is missing, order by key
-and once where that is promised, and the lag is 0 at the end. The other ends are a webhook of its own process, a folder, Mosquitto,
-and Kafka where `PIXIU_BENCH_KAFKA` names a folder with its jars. CPU counts from when a bridge's process runs; its start is left out.
+For each kind: messages of 100 bytes with 50 keys, while the bridge's process is killed (kill -9) three times and the other end
+twice (for files: another file takes the folder's place). The judge knows what was sent and what arrived: nothing is missing, order
+by key and once where that is promised, and the lag is 0 at the end. The other ends are a webhook of its own process, a folder,
+Mosquitto, and Kafka where `PIXIU_BENCH_KAFKA` names a folder with its jars. CPU counts from when a bridge's process runs; its start
+is left out.
 
 `--what away`: a webhook is away for `--minutes` while a producer writes: memory of the bridge, and the producer's times.
 
-Estimate: a message costs a bridge 15 µs for the member and the acknowledgement, and what the other end's client takes: webhook 5 µs,
-files 5, MQTT 40 (paho), Kafka 6; from Kafka 12 µs, from MQTT 60. So 45,000 a CPU second to files and Kafka, 15,000 by MQTT.
+Estimate: a message costs a bridge 15 µs for the member and the acknowledgement, and what the other end's client takes: webhook
+5 µs, files 5, MQTT 40 (paho), Kafka 6; from Kafka 12 µs, from MQTT 60. So 45,000 a CPU second to files and Kafka, 15,000 by MQTT.
 
     python -m benchmarks.clusters.bridges [--messages 100000] [--what to-kafka from-kafka …] [--minutes 10] [--json]
 """
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import pixiu
-from benchmarks.clusters.bridging.ends import ENDS, End, Hook
+from benchmarks.clusters.bridging.ends import ENDS, Hook
 from benchmarks.clusters.bridging.judge import Judgement, Promise, judge
 from benchmarks.clusters.growth import say
 from comparison.processes import cpu_seconds, family_pids

@@ -398,11 +398,13 @@ class KafkaSource:
         low, high = self._consumer.get_watermark_offsets(place, timeout=ASK_S)
         if offset > high:
             raise ConfigurationError(
-                f"partition {partition} of Kafka's topic {topic} ends at {high}, and {offset} were read: Kafka has lost messages and "
-                "numbers others alike; give the bridge another name, and it reads all that is there"
+                f"partition {partition} of Kafka's topic {topic} ends at {high}, and {offset} were read: Kafka has lost messages "
+                "and numbers others alike; give the bridge another name, and it reads all that is there"
             )
         if offset < low:
-            self.note = f"Kafka has removed {low - offset} messages of partition {partition} before they were read: raise its retention"
+            self.note = (
+                f"Kafka has removed {low - offset} messages of partition {partition} before they were read: raise its retention"
+            )
 
     def _beginning(self, calls: Calls) -> int:
         begin: int = calls.library.OFFSET_END if self._options.from_end else calls.library.OFFSET_BEGINNING

@@ -224,7 +224,8 @@ async def _run(run: Tail, target: str) -> None:
             try:
                 async with pixiu.connect(target, client="pixiu-tail") as px:
                     try:
-                        return await run.run(px)
+                        await run.run(px)
+                        return
                     finally:
                         await run.close()
             except PixiuError as error:

@@ -3,9 +3,9 @@
     app.log ──rename──▶ app.log.1, and a new app.log       the old one is read to its end, then the new one from its start
     app.log ──copy────▶ app.log.1, app.log cut to 0        what was not read yet is read from the copy, then app.log from its start
 
-A file is known by device and inode, and by digests of its beginning and of what lies before the position: inodes are used again, and
-a file that was cut may have grown beyond the position. Each life of a file is a writer of the topic with a name of its own, whose progress is the position. So the
-topic itself knows what is stored, and a line that is read again is not stored again.
+A file is known by device and inode, and by digests of its beginning and of what lies before the position: inodes are used again,
+and a file that was cut may have grown beyond the position. Each life of a file is a writer of the topic with a name of its own,
+whose progress is the position. So the topic itself knows what is stored, and a line that is read again is not stored again.
 
 Source: docs/bridges.md, "Log files".
 """

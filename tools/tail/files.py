@@ -57,7 +57,9 @@ class Files:
             self._spill.mkdir(exist_ok=True)
             lock = os.open(self._spill / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise ConfigurationError(f"{self._positions}: positions cannot be kept there: {error.strerror}: give --positions") from None
+            raise ConfigurationError(
+                f"{self._positions}: positions cannot be kept there: {error.strerror}: give --positions"
+            ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -76,7 +78,9 @@ class Files:
         except FileNotFoundError:
             return []
         except (ValueError, MalformedData) as error:
-            raise ConfigurationError(f"{self._positions}: the positions cannot be read: {error}; remove it to begin again") from None
+            raise ConfigurationError(
+                f"{self._positions}: the positions cannot be read: {error}; remove it to begin again"
+            ) from None
 
     def save(self) -> None:
         """Keep the positions, durably."""
