@@ -256,14 +256,15 @@ class Core(EventTable[ev.Effect]):
         limits = self._limits
         busy = {entry.lane for flight in self._flights.values() for entry in flight} if limits.ordered else set[int]()
         batch, left, gone = list[Entry](), list[Entry](), list[int]()
-        size, most, full, suspect = 0, limits.batch_messages, False, None
+        suspects = list[Entry]()
+        size, most, full = 0, limits.batch_messages, False
         for at, entry in enumerate(self._queue):
             if not self._held(entry.number):
                 gone.append(entry.number)
             elif limits.ordered and entry.lane in busy:
                 left.append(entry)
             elif entry.while_confirmed == self._confirmed:  # others first: they show whether the target is there
-                suspect = suspect or entry
+                suspects.append(entry)
                 busy.add(entry.lane)
                 left.append(entry)
             elif batch and (len(batch) >= min(most, entry.group) or size + entry.size > limits.batch_bytes):
@@ -277,9 +278,9 @@ class Core(EventTable[ev.Effect]):
         if gone:
             self.counters.void += len(gone)
             out.append(ev.Forget(gone))
-        if suspect is not None and not batch and not self._flights:
-            left.remove(suspect)
-            batch = [suspect]
+        if suspects and not batch and not self._flights:
+            batch = [min(suspects, key=lambda entry: entry.cuts)]  # in turn: after an outage many are
+            left.remove(batch[0])
         due = min((entry.arrived for entry in batch), default=now) + limits.linger_s
         if batch and not (full or len(batch) >= most or size >= limits.batch_bytes or now >= due or batch[0].tries):
             self._queue = sorted([*batch, *left], key=lambda entry: entry.number) if left else batch

@@ -303,6 +303,15 @@ def test_an_outage_makes_no_dead_letters_however_long_it_is_and_the_target_opens
     assert (bench.letters, sorted(bench.done)) == ([], list(range(20)))
 
 
+def test_a_suspect_that_stays_one_after_an_outage_holds_up_no_other_suspect() -> None:
+    bench = Cutting(0, batch_messages=1)
+    bench.away = True
+    bench.play(numbers=4, turns=24)
+    bench.away = False
+    bench.play(turns=120)
+    assert (bench.letters, sorted(bench.done)) == ([], [1, 2, 3])
+
+
 def test_an_outage_that_begins_at_a_suspect_does_not_count_against_it() -> None:
     bench = Cutting(7)
     bench.play(numbers=10, turns=60)

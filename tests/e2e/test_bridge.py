@@ -101,8 +101,8 @@ async def statuses(cluster: Roles, name: str = "bridge-a") -> dict[str, dict[str
 async def pixiu_bridge(cluster: Roles, *words: str) -> str:
     """Run `pixiu bridge …`."""
     command = (sys.executable, "-c", "from ops.bridges.commands import bridge; bridge()", *words)
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, "--target", cluster.target(), stdout=pipe, stderr=pipe)
+    pipe, target = asyncio.subprocess.PIPE, ("--target", cluster.target()) if words[0] != "check" else ()
+    process = await asyncio.create_subprocess_exec(*command, *target, stdout=pipe, stderr=pipe)
     out, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
     return out.decode()
@@ -189,6 +189,8 @@ async def test_a_webhook_and_files_get_everything_in_order_through_failures_kill
             return {int(each["body"]) for each in lines}
 
         await until(lambda: archived() == set(range(340)), "everything")
+        assert "archive: opens" in await pixiu_bridge(cluster, "check", str(cluster.folder / "bridges.toml"))
+        assert "running" in await pixiu_bridge(cluster, "status")
         await pixiu_bridge(cluster, "replay", "shop", "--to", "start", "--yes")
         await until(lambda: Counter(int(each["body"]) for each in hook.got)[0] > 1, "everything")
 

@@ -97,36 +97,39 @@ class Change(NamedTuple):
 
 
 def look(
-    lives: Iterable[Life], followed: Sequence[Seen], others: Sequence[Seen], name: Callable[[], str], *, from_end: bool = False
-) -> Change:
+    lives: Sequence[Life], followed: Sequence[Seen], others: Callable[[], Sequence[Seen]], name: Callable[[], str],
+    *, from_end: bool = False,
+) -> Change:  # fmt: skip
     """Compare what is known with what is there.
 
     Args:
         lives: as known.
         followed: the files at the followed paths.
-        others: the other files of their folders, where rotated ones are.
+        others: the other files of their folders, where rotated ones are; asked for when a file is not what it was.
         name: makes the name of a writer that there never was.
         from_end: a path of which nothing is known begins at its end.
     """
     found, lost = list[Life](), list[Life]()
     now = {seen.path: seen for seen in followed}
-    paths = set[str]()
+    paths, missing = {life.path for life in lives}, list[Life]()
     for life in lives:
-        paths.add(life.path)
         here = now.get(life.path)
         if not life.place and here is not None and here.identity == life.identity and life.known_by(here):
             found.append(life.seen(here))
-            continue
-        rotated = _rotated(life, others)
-        if rotated is not None and rotated.size > life.position:
+            del now[life.path]
+        else:
+            missing.append(life)
+    for life in missing:
+        rotated = _rotated(life, [*others(), *now.values()])
+        if rotated is None:
+            lost += [life] if life.waiting else []
+        elif now.pop(rotated.path, None) is not None:  # its new name is followed, too
+            found.append(replace(life.seen(rotated), path=rotated.path, identity=rotated.identity, place=""))
+        elif rotated.size > life.position:
             found.append(replace(life.seen(rotated), place=rotated.path))
-        elif rotated is None and life.waiting:
-            lost.append(life)
-    current = {life.path for life in found if not life.place}
     for path, seen in now.items():
-        if path not in current:
-            begin = seen.size if from_end and path not in paths else 0
-            found.append(Life(path, seen.identity, name(), begin).seen(seen))
+        begin = seen.size if from_end and path not in paths else 0
+        found.append(Life(path, seen.identity, name(), begin).seen(seen))
     return Change(sorted(found, key=lambda life: (life.path, not life.place)), lost)
 
 

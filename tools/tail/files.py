@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Final
@@ -101,10 +102,14 @@ class Files:
         followed = [seen for path in paths if (seen := seen_at(path)) is not None]
         if len(followed) > MAX_FILES:
             raise InvalidArgument(f"these are {len(followed)} files; at most {MAX_FILES} are followed: give a narrower pattern")
-        folders = dict.fromkeys([str(self._spill), *(os.path.dirname(life.path) for life in self.lives)])
-        names = [entry.path for folder in folders for entry in _entries(folder)][:MAX_OTHERS]
         known = {seen.path for seen in followed}
-        others = [seen for name in names if name not in known and (seen := seen_at(name)) is not None]
+
+        @cache
+        def others() -> list[Seen]:
+            folders = dict.fromkeys([str(self._spill), *(os.path.dirname(life.path) for life in self.lives)])
+            names = [entry.path for folder in folders for entry in _entries(folder)][:MAX_OTHERS]
+            return [seen for name in names if name not in known and (seen := seen_at(name)) is not None]
+
         change = look(self.lives, followed, others, lambda: f"tail.{secrets.token_hex(12)}", from_end=self._from_end)
         self._from_end = False  # what comes now is new
         before, self.lives = self.lives, [self._linked(life) for life in change.lives]

@@ -58,11 +58,12 @@ class Disk:
         data = self.data[inode]
         return Seen(path, Identity(1, inode), len(data), lambda low, high: digest(data[low:high]))
 
-    def look(self, *, from_end: bool = False) -> Change:
-        """Look, with app.log followed."""
-        followed = [self.seen("app.log")] if "app.log" in self.files else []
-        others = [self.seen(path) for path in sorted(self.files) if path != "app.log"]
-        change = look(self.lives, followed, others, lambda: f"w{next(self._names)}", from_end=from_end)
+    def look(self, *follow: str, from_end: bool = False) -> Change:
+        """Look, with app.log or others followed."""
+        wanted = follow or ("app.log",)
+        followed = [self.seen(path) for path in wanted if path in self.files]
+        others = [self.seen(path) for path in sorted(self.files) if path not in wanted]
+        change = look(self.lives, followed, lambda: others, lambda: f"w{next(self._names)}", from_end=from_end)
         self.lives = list(change.lives)
         return change
 
@@ -114,6 +115,21 @@ def test_a_file_that_was_copied_and_cut_is_read_from_the_copy_also_if_it_has_gro
         disk.write("other.log", b"one thing else\n")
         assert not disk.look().lost
         assert disk.read() == b"two\n" + more
+
+
+def test_a_file_whose_new_name_is_followed_as_well_is_not_read_again() -> None:
+    for rotate in (Disk.rename, Disk.copy_and_cut):
+        disk, names = Disk(), ("app.log", "app.log.1")
+        disk.write("app.log", b"one\n")
+        disk.look(*names)
+        disk.read()
+        disk.write("app.log", b"two\n")
+        rotate(disk, "app.log", "app.log.1")
+        disk.write("app.log", b"three\n")
+        assert not disk.look(*names).lost
+        assert sorted(disk.read().splitlines()) == [b"three", b"two"]
+        disk.look(*names)
+        assert (disk.read(), len(disk.lives)) == (b"", 2)
 
 
 def test_a_cut_file_of_which_everything_is_stored_loses_nothing() -> None:
