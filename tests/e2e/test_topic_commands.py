@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.forks import fork_pixiu
+from pixiu import TopicMessage, connect
 from tests.support.roles import Roles
 from tests.support.waiting import until
 
@@ -158,67 +158,63 @@ async def test_topics_with_a_store_and_compacted_ones(roles: Roles, tmp_path: Pa
     code, _, errors = await pixiu.run("write", "profiles", "--level", "stored", given="x\n")
     assert (code, "it is compacted" in errors) == (2, True), errors
     await pixiu.json("delete", "profiles", "--now", "--yes")
-    await follow_files(pixiu, tmp_path)
+    await follow_files(pixiu, roles.target(), tmp_path / "logs")
 
 
-async def follow_files(pixiu: Command, folder: Path) -> None:
-    """`pixiu tail`: each line once and in order, through a kill, both kinds of rotation, and lost positions."""
+async def follow_files(command: Command, target: str, folder: Path) -> None:
+    """`pixiu tail`: each line once and in order, through a kill, both kinds of rotation, and positions that were not kept in time."""
+    folder.mkdir()
     log, positions = folder / "app.log", folder / "positions.json"
     words = [str(folder / "*.log"), "--topic", "lines", "--key", r"user=(\w+)", "--positions", str(positions)]
-    await pixiu.json("create", "lines", "--parts", "3")
-    lines = [f"{number} user=u{number % 3}" for number in range(1_000)]
+    lines, found = [f"{number} user=u{number % 3}" for number in range(1_000)], list[TopicMessage]()
 
     def append(low: int, high: int, path: Path = log) -> None:
         with open(path, "a") as file:
             file.writelines(f"{line}\n" for line in lines[low:high])
 
     async def once() -> int:
-        code, out, errors = await pixiu.run(*words, "--once", "--json", command="tail")
+        code, out, errors = await command.run(*words, "--once", "--json", command="tail")
         assert (code, errors) == (0, ""), errors
         return int(json.loads(out)["lines"])
 
-    async def stored() -> list[dict[str, Any]]:
-        code, out, errors = await pixiu.run("read", "lines", "--json")
-        assert code == 0, errors
-        return [json.loads(line) for line in out.splitlines()]
+    async def read() -> None:
+        async with px.durable_topic("lines").reader() as reader:
+            async for message in reader:
+                found.append(message)
 
-    append(0, 300)
-    following = await pixiu.start(*words, command="tail")
-    code, _, errors = await pixiu.run(*words, command="tail")
-    assert (code, "another `pixiu tail` uses it" in errors) == (2, True), errors
-    append(300, 400)
-
-    async def all_stored() -> bool:
-        return len(await stored()) == 400
-
-    await until(all_stored, "the lines")
-    following.kill()
-    await following.communicate()
-    append(400, 500)
-    before = positions.read_bytes()
-    log.rename(folder / "app.log.1")
-    append(500, 600, folder / "app.log.1")
-    append(600, 700)
-    assert await once() >= 300
-    (folder / "app.log.1").unlink()
-    append(700, 800)
-    shutil.copy(log, folder / "app.log.2")  # as logrotate with copytruncate
-    log.write_text("")
-    append(800, 900)
-    assert await once() >= 200
-    append(900, 1_000)
-    after = positions.read_bytes()
-    assert await once() >= 100
-    positions.write_bytes(after)  # as if the process had been killed before it kept them
-    await once()
-    assert before != after
-    found = await stored()
-    assert sorted(each["body"] for each in found) == sorted(lines)
-    for user in ("u0", "u1", "u2"):
-        numbers = [int(each["body"].split()[0]) for each in found if each["key"] == user]
+    async with connect(target) as px:
+        await px.topics.create("lines", parts=3)
+        reading = asyncio.create_task(read())
+        append(0, 300)
+        following = await command.start(*words, command="tail")
+        append(300, 400)
+        try:
+            await until(lambda: len(found) == 400, "the lines")
+        finally:
+            following.kill()
+            await following.communicate()
+        append(400, 500)
+        log.rename(folder / "app.log.1")
+        append(500, 600, folder / "app.log.1")
+        append(600, 700)
+        assert await once() >= 300
+        (folder / "app.log.1").unlink()
+        append(700, 800)
+        shutil.copy(log, folder / "app.log.2")  # as logrotate with copytruncate
+        log.write_text("")
+        append(800, 900)
+        assert await once() >= 200
+        before = positions.read_bytes()
+        append(900, 1_000)
+        assert await once() >= 100
+        positions.write_bytes(before)  # as if the process had been killed before it kept them
+        assert await once() >= 100
+        await until(lambda: len(found) >= 1_000, "all lines")
+        code, _, errors = await command.run(str(log), "--topic", "nosuch", "--positions", str(folder / "p"), command="tail")
+        assert (code, "pixiu topic create nosuch" in errors) == (2, True), errors
+        reading.cancel()
+    assert sorted(each.body.decode() for each in found) == sorted(lines)
+    for user in (b"u0", b"u1", b"u2"):
+        numbers = [int(each.body.split()[0]) for each in found if each.key == user]
         assert numbers == sorted(numbers)
-    assert found[0]["headers"]["file"] == str(log)
-    code, _, errors = await pixiu.run(str(folder / "nosuch"), "--topic", "lines", command="tail")
-    assert (code, "there is no file" in errors) == (2, True), errors
-    code, _, errors = await pixiu.run(str(log), "--topic", "nosuch", "--positions", str(folder / "p"), command="tail")
-    assert (code, "pixiu topic create nosuch" in errors) == (2, True), errors
+    assert found[0].headers["file"] == str(log).encode()
