@@ -88,7 +88,8 @@ class SourceRun:
         self.state = SourceState.IDLE
         self.why = self.before = ""
         self._unconfirmed = Unconfirmed()
-        self._repeats: Repeats | None = None
+        self._streams = frozenset[str]()
+        """Those of the source when it was opened last."""
         self._task: asyncio.Task[None] | None = None
         self._ending = False
         self._changed, self._read_some = asyncio.Event(), asyncio.Event()
@@ -144,6 +145,11 @@ class SourceRun:
                 await self._rest(max(backoff.next_s(), wait_of(error)))
         self.state, self.why = SourceState.IDLE, ""
 
+    def _note(self, text: str) -> None:
+        """Say something that stays in the status while the bridge runs."""
+        self.before = text
+        self._log.warning(BRIDGE_FAILED, bridge=self.name, text=text)
+
     async def _rest(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -159,6 +165,9 @@ class SourceRun:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(_closed, source)
             streams = await source.open()
+            if self._streams and not self._streams.intersection(streams):
+                self._note("the source was deleted and made again: the bridge has begun with the new one")
+            self._streams = frozenset(streams)
             topic = self._client.durable_topic(self.options.topic)
             writers = {each: topic.writer(name=writer_name(self.name, each)) for each in streams}
             for writer in writers.values():
@@ -166,8 +175,7 @@ class SourceRun:
                 stack.push_async_callback(_ended, writer)
             await source.resume({each: writer.progress for each, writer in writers.items()})
             if note := getattr(source, "note", ""):  # what the source lost before it was read
-                self.before = note
-                self._log.warning(BRIDGE_FAILED, bridge=self.name, text=note)
+                self._note(note)
             plain = await topic.writer().open()
             confirms = asyncio.get_running_loop().create_task(self._confirm(source))
             stack.push_async_callback(_cancelled, confirms)

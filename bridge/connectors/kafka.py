@@ -438,6 +438,7 @@ class KafkaSource:
                 self._last[partition] = offset
                 found.append(record_of(message, self._stream(partition)))
             elif error.code() != calls.library.KafkaError._PARTITION_EOF:
+                await calls.call(partial(self._look, calls))  # it knows why, if the topic is gone
                 raise calls.error_of(calls.library.KafkaException(error))
         return found
 
