@@ -201,10 +201,10 @@ class Mosquitto(Program):
         self._client = paho.Client(
             CallbackAPIVersion.VERSION2, "judge", protocol=paho.MQTTv311, clean_session=False, manual_ack=False
         )
-        self._client.reconnect_delay_set(0.05, 0.2)
+        self._client.reconnect_delay_set(1, 1)
         self._client.max_inflight_messages_set(IN_FLIGHT)
         self._client.on_message = lambda _client, _data, message: self.got.append(
-            numbered(message.topic.rpartition("/")[2], message.payload)
+            numbered(message.topic.rpartition("/")[2], bytes(message.payload))
         )
         self._begun = False
 
