@@ -210,11 +210,11 @@ async def follow_files(command: Command, target: str, folder: Path) -> None:
         positions.write_bytes(before)  # as if the process had been killed before it kept them
         assert await once() >= 100
         await until(lambda: len(found) >= 1_000, "all lines")
-        code, _, errors = await command.run(str(log), "--topic", "nosuch", "--positions", str(folder / "p"), command="tail")
-        assert (code, "pixiu topic create nosuch" in errors) == (2, True), errors
         reading.cancel()
     assert sorted(each.body.decode() for each in found) == sorted(lines)
     for user in (b"u0", b"u1", b"u2"):
         numbers = [int(each.body.split()[0]) for each in found if each.key == user]
         assert numbers == sorted(numbers)
     assert found[0].headers["file"] == str(log).encode()
+    code, _, errors = await command.run(str(log), "--topic", "nosuch", "--positions", str(folder / "p"), command="tail")
+    assert (code, "pixiu topic create nosuch" in errors) == (2, True), errors

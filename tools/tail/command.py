@@ -19,9 +19,8 @@ import typer
 
 import pixiu
 from pixiu.client.client import Client
-from pixiu.client.topics.surroundings import is_hopeless
 from pixiu.client.topics.writing.writer import TopicWriter
-from pixiu.errors import PixiuError
+from pixiu.errors import LocalError, NotServed, PixiuError
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, guarded, print_result
 from tools.tail.core import Keys, Life, lines_in, over_bound
 from tools.tail.files import READ_BYTES, Files, read_at
@@ -229,7 +228,7 @@ async def _run(run: Tail, target: str) -> None:
                     finally:
                         await run.close()
             except PixiuError as error:
-                if is_hopeless(error):
+                if isinstance(error, LocalError | NotServed):
                     raise
                 if str(error) != told:
                     told = str(error)
