@@ -162,7 +162,7 @@ async def test_topics_with_a_store_and_compacted_ones(roles: Roles, tmp_path: Pa
 
 
 async def follow_files(command: Command, target: str, folder: Path) -> None:
-    """`pixiu tail`: each line once and in order, through a kill, both kinds of rotation, and positions that were not kept in time."""
+    """`pixiu tail`: each line once and in order, through a kill, both kinds of rotation, and positions that were kept too late."""
     folder.mkdir()
     log, positions = folder / "app.log", folder / "positions.json"
     words = [str(folder / "*.log"), "--topic", "lines", "--key", r"user=(\w+)", "--positions", str(positions)]

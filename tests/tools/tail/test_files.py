@@ -11,7 +11,8 @@ from tools.tail.files import Files, read_at
 
 
 def test_wrong_files_are_named_with_what_to_do(tmp_path: Path) -> None:
-    for pattern, text in ((tmp_path / "nosuch", "there is no file"), (tmp_path, "is a folder"), (tmp_path / "*.log", "there is no")):
+    wrong = ((tmp_path / "nosuch", "there is no file"), (tmp_path, "is a folder"), (tmp_path / "*.log", "there is no"))
+    for pattern, text in wrong:
         with pytest.raises(InvalidArgument, match=text):
             Files([str(pattern)], tmp_path / "p")
     (tmp_path / "app.log").touch()
