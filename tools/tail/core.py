@@ -64,7 +64,7 @@ class Life:
     size: int = 0
     """As it was seen last."""
     place: str = ""
-    """Where it is read if not at `path`: it was rotated."""
+    """Path of a rotated file, at which it is read; empty: at `path`."""
 
     def known_by(self, seen: Seen) -> bool:
         """True if a file has everything of this one up to the position."""
@@ -88,7 +88,7 @@ class Life:
 
 
 class Change(NamedTuple):
-    """What follows from a look at the folders."""
+    """Outcome of a look at the folders."""
 
     lives: Sequence[Life]
     """In the order in which they are read: of one path, rotated ones first."""

@@ -30,7 +30,7 @@ READ_BYTES: Final = 1 << 20
 
 
 class Files:
-    """What is followed, and where it is read.
+    """Files that are followed, and the positions up to which they are stored.
 
     Args:
         patterns: paths, or globs of them.
