@@ -36,9 +36,10 @@ class PixiuSource(DataSource):
         """The schema of the table, or of a topic, and of the columns that the options name."""
         options = {name.lower(): value for name, value in self.options.items()}
         names = [part.strip() for part in options.get("columns", "").split(",") if part.strip()]
+        headers = options.get("includeheaders", "").strip().lower()
         if self._is_topic:
-            return columns.spark_schema(columns.columns_of(names))
-        return spark_schema(columns_of(options.get("table", MESSAGES).strip().lower(), names))
+            return columns.spark_schema(columns.columns_of(names, headers=headers != "false"))
+        return spark_schema(columns_of(options.get("table", MESSAGES).strip().lower(), names), headers=headers == "true")
 
     @property
     def _is_topic(self) -> bool:

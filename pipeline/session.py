@@ -63,8 +63,8 @@ def find_java() -> None:
 def open_session(
     name: str, master: str = "", memory: str = "1g", settings: Mapping[str, str] | None = None, *, brief: bool = False
 ) -> SparkSession:
-    """Open a session, or return the existing one. `master` empty: spark-submit's, else this machine. `brief`: for a few seconds,
-    in which good machine code does not pay.
+    """Open a session. `master` empty: spark-submit's, else this machine. `brief`: for a few seconds, in which good machine code does
+    not pay. If this process has a session, that one is returned, with `format("pixiu")` and otherwise as it is.
 
     Raises ConfigurationError without PySpark or Java.
     """
@@ -73,12 +73,15 @@ def open_session(
         from pyspark.sql import SparkSession
     except ImportError as missing:
         raise ConfigurationError(f"{missing.name} is not installed: pip install 'pixiu-cluster[spark]'") from None
+    there = SparkSession.getActiveSession()
+    if there is not None:
+        register(there)
+        return there
     find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the first python3 on the PATH
     here = str(Path(__file__).resolve().parent.parent)
     if here not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-    mine = SparkSession.getActiveSession() is None
     builder = SparkSession.builder.appName(name).config("spark.sql.session.timeZone", "UTC")
     if not master and "SPARK_ENV_LOADED" not in os.environ:
         master = DEFAULT_MASTER
@@ -94,8 +97,16 @@ def open_session(
     spark = builder.getOrCreate()
     context = spark.sparkContext
     context.setLogLevel("ERROR")
-    if mine and context.master.startswith("local") and not context.getConf().contains(SHUFFLE):
+    if context.master.startswith("local") and not context.getConf().contains(SHUFFLE):
         # Spark's 200 are for clusters; AQE joins them in batches, but a stream has a task and a state store for each.
         spark.conf.set(SHUFFLE, context.defaultParallelism)
     register(spark)
     return spark
+
+
+def own_session(spark: SparkSession) -> SparkSession:
+    """Make a session for a job beside a caller's: the same Spark, and settings of its own, as jobs need times in UTC."""
+    made = spark.newSession()
+    made.conf.set("spark.sql.session.timeZone", "UTC")
+    register(made)
+    return made

@@ -357,6 +357,7 @@ class Service(StoreShell):
             **totals(core.counters),
             **core.samples(),
             **self._export.exporter.samples(),
+            "reader_lag{reader}": self._export.reader_lags(),
             **totals(table.counters, "table_"),
             "table_bytes": table.used_bytes,
             "table_unpersisted": table.unpersisted,

@@ -9,7 +9,6 @@ Source: docs/pipeline.md.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import queue
 import random
@@ -22,11 +21,10 @@ from typing import Any, Final, Self
 import grpc
 import pyarrow as pa
 
+from pipeline.spark.registry import view_of
 from pipeline.spark.schema import arrow_schema
-from pixiu.discovery.target import ProxyTarget, parse_address, parse_target
+from pixiu.discovery.target import ProxyTarget, parse_target
 from pixiu.discovery.view import Layout
-from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import (
     Draining,
     InvalidArgument,
@@ -152,7 +150,7 @@ class Replicas:
         if isinstance(target, ProxyTarget):
             self._find_by_asking(target.addresses)
         else:
-            layout, self.addresses = asyncio.run(_registered(self._target, self._role))
+            layout, self.addresses = _registered(self._target, self._role)
             wanted = layout.roles[self._role]
             self.count, self.doubling, self.cluster = wanted.n, wanted.next > wanted.n, layout.cluster
         missing = [partition for partition in range(self.count) if not self.addresses.get(partition)]
@@ -185,9 +183,15 @@ class Replicas:
 
     # --- questions
 
-    def bounds(self, partition: int, begin: int = 0, end: int = 0, limit: int = 0, at_us: int = 0) -> export_pb2.BoundsReply:
-        """Return a partition's bounds of positions: of all replicas that answer, the most advanced one's. Raises Unavailable."""
-        request = export_pb2.BoundsRequest(begin=begin, end=end, limit=limit, at_us=at_us)
+    def bounds(
+        self, partition: int, begin: int = 0, end: int = 0, limit: int = 0, at_us: int = 0, *, limit_bytes: int = 0,
+        sizes: bool = False,
+    ) -> export_pb2.BoundsReply:  # fmt: skip
+        """Return a partition's bounds of positions: of all replicas that answer, the most advanced one's. The arguments are those of
+        `export.proto`. Raises Unavailable."""
+        request = export_pb2.BoundsRequest(
+            begin=begin, end=end, limit=limit, at_us=at_us, limit_bytes=limit_bytes, sizes=sizes
+        )  # fmt: skip
         until, pause = time.monotonic() + self._retry_s, FIRST_PAUSE_S
         while True:
             replies, problem = self._ask_all(partition, request)
@@ -309,21 +313,10 @@ def _check_schema(found: bytes, wanted: pa.Schema, address: str) -> None:
         raise MalformedData(f"{address} sends other columns than this program knows: give servers and Spark the same Pixiu version")
 
 
-async def _registered(target: str, role: str) -> tuple[Layout, Addresses]:
+def _registered(target: str, role: str) -> tuple[Layout, Addresses]:
     """Read the layout and a role's running replicas from the registry. Raises RegistryUnavailable, NotServed."""
-    address = parse_address(target)
-    zookeeper = ZooKeeper(address, connect_timeout_s=ASK_S)
-    await zookeeper.connect()
-    discovery = Discovery(zookeeper, address.root, lambda _view: None, roles=(role,))
-    try:
-        await discovery.start()
-        view = discovery.view
-        if role not in view.layout.roles:
-            raise NotServed(f"the cluster at {target} has no {role}: `pixiu up --xius 1 --pis 1` has them")
-        return view.layout, {
-            partition: tuple(node.address for node in view.replicas(role, partition)) for partition in range(MAX_PARTITIONS)
-            if view.replicas(role, partition)
-        }  # fmt: skip
-    finally:
-        await discovery.close()
-        await zookeeper.close()
+    view = view_of(target)
+    if role not in view.layout.roles:
+        raise NotServed(f"the cluster at {target} has no {role}: `pixiu up --xius 1 --pis 1` has them")
+    found = {partition: view.replicas(role, partition) for partition in range(MAX_PARTITIONS)}
+    return view.layout, {partition: tuple(node.address for node in nodes) for partition, nodes in found.items() if nodes}

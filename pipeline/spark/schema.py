@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, BooleanType, DataType, IntegerType, LongType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from pixiu.wire.export_tables import Columns, ColumnType
 
@@ -25,9 +36,10 @@ ARROW_TYPES: Final[dict[ColumnType, pa.DataType]] = {
 }
 
 
-def spark_schema(columns: Columns) -> StructType:
-    """The table's schema for Spark."""
-    return StructType([StructField(name, SPARK_TYPES[kind], nullable=True) for name, kind in columns])
+def spark_schema(columns: Columns, *, headers: bool = False) -> StructType:
+    """The table's schema for Spark; with the column of headers, a map of strings, at its end."""
+    found = StructType([StructField(name, SPARK_TYPES[kind], nullable=True) for name, kind in columns])
+    return found.add("headers", MapType(StringType(), StringType())) if headers else found
 
 
 def arrow_schema(columns: Columns) -> pa.Schema:

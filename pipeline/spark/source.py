@@ -12,15 +12,30 @@ Source: docs/pipeline.md.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from pipeline.spark.offsets import EARLIEST, LATEST, Offsets, cluster_of, from_json, other_cluster, share_out, to_json
+from pipeline.spark.headers import HEADERS, shipped, with_headers
+from pipeline.spark.offsets import (
+    EARLIEST,
+    LATEST,
+    Offsets,
+    Wanted,
+    cluster_of,
+    from_json,
+    none_since,
+    other_cluster,
+    share_bytes,
+    share_out,
+    to_json,
+)
 from pipeline.spark.options import ReadOptions
 from pipeline.spark.replicas import Addresses, Replicas, Rows
 from pipeline.spark.schema import spark_schema
@@ -41,18 +56,22 @@ LOG: Final = logging.getLogger("pixiu.pipeline")
 def with_schema(options: ReadOptions, schema: StructType) -> ReadOptions:
     """Apply the columns of `.schema("seq long, body binary")`; without a schema Spark passes the source's own. Raises
     InvalidArgument for columns that the table does not have in this form, before anything is read."""
-    asked = [name for name, _ in options.columns]
-    if schema.names == asked:
+    own = [name for name, _ in options.columns]
+    headers = options.headers and HEADERS in schema.names
+    names = [name for name in schema.names if name != HEADERS] if headers else schema.names
+    if headers and schema.names[-1] != HEADERS:
+        raise InvalidArgument(f"column {HEADERS!r} is the last one: put it at the end of the schema")
+    if names == own:
         chosen = options.columns
-    elif asked != [name for name, _ in columns_of(options.table, ())]:
-        raise InvalidArgument(f"give a schema or option columns: one names {', '.join(schema.names)}, the other {', '.join(asked)}")
+    elif own != [name for name, _ in columns_of(options.table, ())]:
+        raise InvalidArgument(f"give a schema or option columns: one names {', '.join(schema.names)}, the other {', '.join(own)}")
     else:
-        chosen = columns_of(options.table, schema.names)
-    for given, field in zip(schema.fields, spark_schema(chosen).fields, strict=True):
+        chosen = columns_of(options.table, names) if names else ()
+    for given, field in zip(schema.fields, spark_schema(chosen, headers=headers).fields, strict=True):
         if given.dataType != field.dataType:
             is_, said = field.dataType.simpleString(), given.dataType.simpleString()
             raise InvalidArgument(f"column {field.name!r} of table {options.table} is {is_}, and the schema says {said}")
-    return replace(options, columns=chosen)
+    return replace(options, columns=chosen, headers=headers)
 
 
 class RowsPartition(InputPartition):
@@ -71,7 +90,8 @@ def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[
     known: Addresses = {rows.partition: partition.addresses}
     with Replicas(options.target, options.role, known, options.retry_s) as replicas:
         try:
-            yield from replicas.read(rows)
+            for batch in replicas.read(rows):
+                yield with_headers(batch, options.columns) if options.headers else batch
         except Gone as gone:
             raise data_loss(rows.partition, str(gone)) from None
 
@@ -98,19 +118,42 @@ class Planner:
             raise InvalidArgument(f"option partitions names {max(wanted)}; the cluster has {self.options.role} 0 to {count - 1}")
         return sorted(wanted) if wanted else list(range(count))
 
+    def check_named(self, count: int) -> None:
+        """Raise InvalidArgument if an option has a position or a time for a partition that does not exist."""
+        for end, wanted in (("starting", self.options.starting), ("ending", self.options.ending)):
+            if max(wanted.named, default=0) >= count:
+                raise InvalidArgument(f"the {end} offsets name Xiu partition {max(wanted.named)}; the cluster has 0 to {count - 1}")
+
     def check_cluster(self, offset: Mapping[str, object]) -> None:
         """Raise InvalidArgument if an offset belongs to another cluster. Call this after a replica has answered."""
         made, here = cluster_of(offset), self.replicas.cluster
         if made != here:
             raise other_cluster(made, self.options.target, here)
 
-    def position(self, partition: int, wanted: int, at_ms: int, bounds: export_pb2.BoundsReply) -> int:
-        """The position for a requested one."""
+    def _position(self, partition: int, wanted: Wanted, bounds: export_pb2.BoundsReply) -> int:
+        position = wanted.of(partition)
+        if position == EARLIEST:
+            return int(bounds.first)
+        return int(bounds.end) if position == LATEST else position
+
+    def start(self, partition: int, bounds: export_pb2.BoundsReply) -> int:
+        """The first position of a query. Raises InvalidArgument for one that was not written yet, Gone."""
+        at_ms = self.options.starting.at_ms(partition)
         if at_ms:
-            return self.replicas.bounds(partition, at_us=at_ms * 1000).at
-        if wanted == EARLIEST:
-            return bounds.first
-        return bounds.end if wanted == LATEST else wanted
+            found = self.replicas.bounds(partition, at_us=at_ms * 1000)
+            if found.at >= found.end and not self.options.latest_if_none:
+                raise none_since(f"Xiu partition {partition}", at_ms)
+            return self.begin(partition, found.at, bounds)
+        position = self._position(partition, self.options.starting, bounds)
+        self._check_written("startingOffsets", partition, position, bounds)
+        return self.begin(partition, position, bounds)
+
+    @staticmethod
+    def _check_written(option: str, partition: int, position: int, bounds: export_pb2.BoundsReply) -> None:
+        if position > bounds.end and bounds.leads:
+            raise InvalidArgument(
+                f"option {option} names position {position} of Xiu partition {partition}, which ends at {bounds.end}"
+            )
 
     def begin(self, partition: int, position: int, bounds: export_pb2.BoundsReply) -> int:
         """The begin of a read. Raises Gone if retention has passed it and `failOnDataLoss` is set; position 0 counts, too."""
@@ -123,27 +166,31 @@ class Planner:
 
     def end(self, partition: int, bounds: export_pb2.BoundsReply) -> int:
         """The end of a batch. Raises InvalidArgument for a position that was not written yet."""
-        end = self.position(partition, self.options.ending.of(partition), self.options.ending_ms, bounds)
-        if end > bounds.end and bounds.leads:
-            raise InvalidArgument(
-                f"option endingOffsets names position {end} of Xiu partition {partition}, which ends at {bounds.end}"
-            )
+        at_ms = self.options.ending.at_ms(partition)
+        if at_ms:
+            return int(self.replicas.bounds(partition, at_us=at_ms * 1000).at)
+        end = self._position(partition, self.options.ending, bounds)
+        self._check_written("endingOffsets", partition, end, bounds)
         return end  # if the leader does not answer, a task waits for a replica that has it
 
     def tasks(self, begins: Offsets, ends: Offsets) -> list[RowsPartition]:
-        """Make tasks of ranges: one for each partition, or `minPartitions` in all."""
+        """Make tasks of ranges: one for each partition, or `minPartitions` in all, and none of more than
+        `maxRecordsPerPartition`."""
         found: list[RowsPartition] = []
         ranges = [(partition, begins[partition], end) for partition, end in sorted(ends.items()) if begins[partition] < end]
-        pieces = -(-self.options.min_partitions // len(ranges)) if ranges and self.options.min_partitions else 1
+        tasks = -(-self.options.limits.min_partitions // len(ranges)) if ranges else 1
+        columns = shipped(self.options.columns) if self.options.headers else self.options.columns
         for partition, begin, end in ranges:
-            for low, high in self._cut(partition, begin, end, pieces):
-                rows = Rows(partition, MESSAGES, self.options.columns, self.options.users, low, high)
+            for low, high in self._cut(partition, begin, end, tasks):
+                rows = Rows(partition, MESSAGES, columns, self.options.users, low, high)
                 found.append(RowsPartition(rows, self.replicas.addresses.get(partition, ())))
         return found
 
-    def _cut(self, partition: int, begin: int, end: int, pieces: int) -> Iterator[tuple[int, int]]:
-        if pieces > 1:
-            rows = self.replicas.bounds(partition, begin, end).rows
+    def _cut(self, partition: int, begin: int, end: int, tasks: int) -> Iterator[tuple[int, int]]:
+        limits = self.options.limits
+        if tasks > 1 or limits.max_rows_of_task:
+            rows = int(self.replicas.bounds(partition, begin, end).rows)
+            pieces = limits.pieces(rows, tasks)
             each = -(-rows // pieces)
             while each and pieces > 1:
                 behind = self.replicas.bounds(partition, begin, end, each).advanced
@@ -168,13 +215,13 @@ class PixiuReader(DataSourceReader):
             wanted = planner.partitions()
             if options.table != MESSAGES:
                 return self._of_pi(replicas, wanted)
+            planner.check_named(replicas.count)
             begins: Offsets = {}
             ends: Offsets = {}
             for partition in wanted:
                 bounds = replicas.bounds(partition)
                 ends[partition] = planner.end(partition, bounds)
-                begin = planner.position(partition, options.starting.of(partition), options.starting_ms, bounds)
-                begins[partition] = planner.begin(partition, begin, bounds)
+                begins[partition] = planner.start(partition, bounds)
             return planner.tasks(begins, ends)
 
     def _of_pi(self, replicas: Replicas, wanted: Sequence[int]) -> list[RowsPartition]:
@@ -204,6 +251,8 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """With `Trigger.AvailableNow`: the end of the query."""
         self._planned: Offsets = {}
         """The end of the newest micro-batch."""
+        self._taken_at = -math.inf
+        """When there was a micro-batch last, by the monotonic clock: the first one does not wait."""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_replicas": None}
@@ -220,19 +269,17 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int | str]:
         """The first offset of a query without a checkpoint."""
-        planner, options = self._planner(), self._options
-        found: Offsets = {}
-        for partition in planner.partitions():
-            bounds = planner.replicas.bounds(partition)
-            position = planner.position(partition, options.starting.of(partition), options.starting_ms, bounds)
-            found[partition] = planner.begin(partition, position, bounds)
+        planner, found = self._planner(), Offsets()
+        wanted = planner.partitions()
+        planner.check_named(planner.replicas.count)
+        for partition in wanted:
+            found[partition] = planner.start(partition, planner.replicas.bounds(partition))
         self._hold(planner, found)
         return to_json(found, planner.replicas.cluster)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit by `maxOffsetsPerTrigger`."""
-        most = self._options.max_offsets_per_trigger
-        return ReadMaxRows(most) if most else ReadAllAvailable()
+        """Return the limit by `maxOffsetsPerTrigger` or `maxBytesPerTrigger`."""
+        return self._options.limits.read_limit
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the query's end at the partitions' current ends."""
@@ -260,25 +307,45 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             ends[partition] = max(begin, min(bounds.end, target))
             rows[partition] = bounds.rows
-        if isinstance(limit, ReadMaxRows) and sum(rows.values()) > limit.max_rows:
-            for partition, share in share_out(limit.max_rows, rows).items():
-                begin = begins.get(partition, 0)
-                if rows[partition] > share:
-                    ends[partition] = (
-                        int(planner.replicas.bounds(partition, begin, ends[partition], share).advanced) if share else begin
-                    )
+        now, total, limits = time.monotonic(), sum(rows.values()), self._options.limits
+        if self._target is None and limits.waits(total, now - self._taken_at):
+            ends = dict(begins)
+        else:
+            self._limit(planner, begins, ends, rows, *limits.within(limit))
+        if total and ends != begins:
+            self._taken_at = now
         self._planned = ends
         return to_json(ends, planner.replicas.cluster)
 
+    @staticmethod
+    def _limit(
+        planner: Planner, begins: Offsets, ends: Offsets, rows: Mapping[int, int], max_rows: int, max_bytes: int
+    ) -> None:  # fmt: skip
+        """Move the ends of a micro-batch back by the trigger's limits of rows and of bytes."""
+        bounds = planner.replicas.bounds
+        shares = share_out(max_rows, rows) if max_rows else dict(rows)
+        for partition, share in shares.items():
+            begin = begins.get(partition, 0)
+            if rows[partition] > share:
+                ends[partition] = int(bounds(partition, begin, ends[partition], share).advanced) if share else begin
+
+        def take(partition: int, most: int) -> int:
+            reply = bounds(partition, begins.get(partition, 0), ends[partition], limit_bytes=most)
+            ends[partition] = int(reply.advanced)
+            return int(reply.bytes)
+
+        if max_bytes:
+            share_bytes(max_bytes, shares, take)
+
     def reportLatestOffset(self) -> dict[str, int | str]:
-        """The newest offset, for the query's progress, and `rows_behind`: the number of rows after the newest micro-batch.
-        Positions alone do not show it: they jump with every epoch."""
-        planner, ends, behind = self._planner(), dict[int, int](), 0
+        """The newest offset, for the query's progress; `rows_behind`, the number of rows after the newest micro-batch, and
+        `bytes_behind`, their size. Positions alone do not show it: they jump with every epoch."""
+        planner, ends, rows, size = self._planner(), dict[int, int](), 0, 0
         for partition in planner.partitions():
-            bounds = planner.replicas.bounds(partition, self._planned.get(partition, 0))
+            bounds = planner.replicas.bounds(partition, self._planned.get(partition, 0), sizes=True)
             ends[partition] = int(bounds.end)
-            behind += bounds.rows
-        return to_json(ends, planner.replicas.cluster) | {"rows_behind": behind}
+            rows, size = rows + bounds.rows, size + bounds.bytes
+        return to_json(ends, planner.replicas.cluster) | {"rows_behind": rows, "bytes_behind": size}
 
     def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> Sequence[InputPartition]:
         """Plan the tasks of a micro-batch."""

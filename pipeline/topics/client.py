@@ -9,7 +9,6 @@ Source: docs/topics.md; docs/pipeline.md, "Topics".
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,13 +18,12 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import grpc
 
+from pipeline.spark.registry import view_of
 from pipeline.spark.replicas import ASK_S, FIRST_PAUSE_S, MAX_PAUSE_S
 from pipeline.topics.columns import walk
 from pipeline.topics.epochs import Stored
 from pixiu.client.login import authorization
-from pixiu.discovery.target import ProxyTarget, parse_address, parse_target
-from pixiu.discovery.watcher import Discovery
-from pixiu.discovery.zookeeper import ZooKeeper
+from pixiu.discovery.target import ProxyTarget, parse_target
 from pixiu.errors import InvalidArgument, NotAllowed, NotAuthenticated, PixiuError, Unavailable, error_of_code
 from pixiu.placement.slots import Part
 from pixiu.rpc.backoff import Backoff
@@ -188,7 +186,7 @@ class TopicClient:
 
     def _find_proxies(self) -> None:
         target = parse_target(self._target)
-        self._proxies = target.addresses if isinstance(target, ProxyTarget) else asyncio.run(_registered(self._target))
+        self._proxies = target.addresses if isinstance(target, ProxyTarget) else _registered(self._target)
         if not self._proxies:
             raise Again(f"no proxy is registered at {self._target}")
 
@@ -307,15 +305,6 @@ def parts_of(description: topic_pb2.TopicDescription) -> list[Part]:
     ]
 
 
-async def _registered(target: str) -> tuple[str, ...]:
+def _registered(target: str) -> tuple[str, ...]:
     """The client addresses of the proxies that the registry has. Raises RegistryUnavailable."""
-    address = parse_address(target)
-    zookeeper = ZooKeeper(address, connect_timeout_s=ASK_S)
-    await zookeeper.connect()
-    discovery = Discovery(zookeeper, address.root, lambda _view: None, roles=("proxy",))
-    try:
-        await discovery.start()
-        return tuple(dict.fromkeys(node.client_address for node in discovery.view.running("proxy")))
-    finally:
-        await discovery.close()
-        await zookeeper.close()
+    return tuple(dict.fromkeys(node.client_address for node in view_of(target).running("proxy")))

@@ -60,14 +60,14 @@ FIELDS: Final = frozenset({"key", "body", "headers", "event_time", "tag"})
 WRONG: Final = "a stored block does not have the form that its head says"
 
 
-def columns_of(names: Sequence[str]) -> tuple[str, ...]:
-    """The columns of these names; none: all. Raises InvalidArgument."""
+def columns_of(names: Sequence[str], *, headers: bool = True) -> tuple[str, ...]:
+    """The columns of these names; none: all, the headers only if they are wanted. Raises InvalidArgument."""
     for name in names:
         if name not in TYPES:
             raise InvalidArgument(f"a topic has no column {name!r}; it has {', '.join(TYPES)}")
     if len(set(names)) < len(names):
         raise InvalidArgument("option columns names a column twice")
-    return tuple(names) or tuple(TYPES)
+    return tuple(names) or tuple(name for name in TYPES if headers or name != "headers")
 
 
 def spark_schema(columns: Sequence[str]) -> StructType:

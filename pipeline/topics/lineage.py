@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pipeline.spark.offsets import EARLIEST, LATEST, share_out
+from pipeline.spark.offsets import EARLIEST, LATEST, is_whole, share_bytes, share_out
 from pixiu.errors import InvalidArgument
 from pixiu.placement.slots import MAX_PARTS
 from pixiu.wire.block import MAX_OFFSET
 
+MAX_PART: Final = (1 << 32) - 1
 BY_TIME: Final = -3
 """The offset of the first message that was appended at a time or later."""
 FINISHED, VERSION, TOPIC, CLUSTER = WORDS = ("finished", "version", "topic", "cluster")
@@ -47,6 +48,8 @@ class Bounds(NamedTuple):
     """Offset behind the last committed message."""
     sealed: bool
     """Nothing follows `end`."""
+    mean_bytes: int = 0
+    """About what a message takes; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class Place:
 
 def _are_offsets(found: Mapping[str, object], least: int) -> bool:
     return len(found) <= MAX_PARTS and all(
-        key.isdecimal() and int(key) > 0 and type(value) is int and least <= value <= MAX_OFFSET for key, value in found.items()
+        is_whole(key, 1, MAX_PART) and type(value) is int and least <= value <= MAX_OFFSET for key, value in found.items()
     )
 
 
@@ -93,10 +96,24 @@ class Wanted:
     word: int
     """EARLIEST, LATEST or BY_TIME, for parts without an offset."""
     offsets: tuple[tuple[int, int], ...] = ()
+    """Those of some parts; BY_TIME is one."""
+    time_ms: int = 0
+    """Unix milliseconds, for BY_TIME."""
+    times_ms: tuple[tuple[int, int], ...] = ()
+    """The same for some parts."""
 
     def of(self, part: int) -> int:
         """The offset of a part, or its word."""
         return dict(self.offsets).get(part, self.word)
+
+    def at_us(self, part: int) -> int:
+        """The time from which a part is wanted, Unix microseconds."""
+        return dict(self.times_ms).get(part, self.time_ms) * 1000
+
+    def by_time(self, time_ms: int, times_ms: tuple[tuple[int, int], ...]) -> Wanted:
+        """The same with times, Unix milliseconds: 0: none for all parts."""
+        offsets = self.offsets or tuple((part, BY_TIME) for part, _ in times_ms)
+        return Wanted(BY_TIME if time_ms else self.word, offsets, time_ms, times_ms)
 
 
 def parse_wanted(option: str, text: str, default: int) -> Wanted:
@@ -106,7 +123,7 @@ def parse_wanted(option: str, text: str, default: int) -> Wanted:
         return Wanted(words[text.lower()])
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     offsets = {key: value for key, value in found.items() if key not in WORDS} if type(found) is dict else {}
     if not offsets or not _are_offsets(offsets, EARLIEST):
@@ -233,11 +250,11 @@ class Parts:
         found = {number: self.bounds(number) for number in self.nodes if number not in self._followed}
         return {number: bounds.end for number, bounds in found.items() if not bounds.sealed}
 
-    def next(self, place: Place, limit: int, target: Mapping[int, int] | None = None) -> tuple[Offsets, Place]:
+    def next(self, place: Place, limit: int, target: Mapping[int, int] | None = None, max_bytes: int = 0) -> tuple[Offsets, Place]:
         """The next micro-batch after a place: what is lost before it, as in `Ahead.gone`, and the place behind it, which is equal
         if there is nothing new.
 
-        limit: of rows; 0: none.
+        limit: of rows; 0: none. max_bytes: the same of bytes, by the parts' mean sizes of messages.
         target: the ends of the parts that were not sealed when the query's end was fixed; None: it has none.
         """
         ahead, ends = self.ahead(place), Offsets()
@@ -245,11 +262,19 @@ class Parts:
             self._check(part, begin)
             ends[part] = max(begin, min(self.bounds(part).end, (target or {}).get(part, MAX_OFFSET)))
         available = {part: max(0, end - max(ahead.begun[part], self._first(part))) for part, end in ends.items()}
-        if limit and sum(available.values()) > limit:
-            for part, share in share_out(limit, available).items():
-                if share < available[part]:
-                    begin = ahead.begun[part]
-                    ends[part] = max(begin, self._first(part)) + share if share else begin
+        taken = share_out(limit, available) if limit else dict(available)
+
+        def take(part: int, wanted: int) -> int:
+            mean = self.bounds(part).mean_bytes or 1
+            taken[part] = min(taken[part], max(1, wanted // mean))
+            return taken[part] * mean
+
+        if max_bytes:
+            share_bytes(max_bytes, taken, take)
+        for part, share in taken.items():
+            if share < available[part]:
+                begin = ahead.begun[part]
+                ends[part] = max(begin, self._first(part)) + share if share else begin
         finished = {part for part, offset in ends.items() if self._is_finished(part, offset)}
         waiting = {part: offset for part, offset in place.offsets.items() if part in self.nodes and part in ahead.finished}
         return ahead.gone, self._place({**waiting, **ends}, finished | waiting.keys())
@@ -265,9 +290,10 @@ class Parts:
         bounds = self.bounds(part)
         return min(bounds.first, bounds.end)
 
-    def rows_behind(self, place: Place) -> int:
-        """The number of rows after a place."""
-        return sum(max(0, end - max(begin, self._first(part))) for part, (begin, end) in self.ranges(place).items())
+    def behind(self, place: Place) -> tuple[int, int]:
+        """The number of rows after a place, and about their bytes."""
+        rows = {part: max(0, end - max(begin, self._first(part))) for part, (begin, end) in self.ranges(place).items()}
+        return sum(rows.values()), sum(count * self.bounds(part).mean_bytes for part, count in rows.items())
 
     def ranges(self, place: Place) -> dict[int, tuple[int, int]]:
         """Everything after a place, parts that follow included: part → offsets."""

@@ -9,20 +9,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.spark.offsets import EARLIEST, LATEST
-from pipeline.spark.options import BATCH_ONLY, Given
+from pipeline.spark.offsets import EARLIEST, LATEST, MAX_MS, parse_times
+from pipeline.spark.options import (
+    RANGE_OPTIONS,
+    TRIGGER_OPTIONS,
+    Given,
+    Limits,
+    check_ranges,
+    check_words,
+    latest_if_none,
+    limits_of,
+)
 from pipeline.topics.columns import columns_of
 from pipeline.topics.epochs import MAX_EPOCH
-from pipeline.topics.lineage import BY_TIME, Wanted, parse_wanted
+from pipeline.topics.lineage import MAX_PART, Wanted, parse_wanted
 from pixiu.errors import InvalidArgument
-from pixiu.ids import MAX_ID
 
 READ_OPTIONS: Final = (
-    "target", "topic", "columns", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
-    "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "retrySeconds", "fromStore",
+    "target", "topic", "columns", "includeHeaders", *RANGE_OPTIONS, *TRIGGER_OPTIONS, "retrySeconds", "fromStore",
 )  # fmt: skip
 WRITE_OPTIONS: Final = ("target", "topic", "query", "epoch", "retrySeconds")
-STREAM_ONLY: Final = ("maxOffsetsPerTrigger",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +40,9 @@ class ReadOptions:
     columns: tuple[str, ...]
     starting: Wanted
     ending: Wanted
-    starting_us: int
-    """Unix microseconds, for `BY_TIME`."""
-    ending_us: int
-    max_offsets_per_trigger: int
-    """0: no limit."""
-    min_partitions: int
+    latest_if_none: bool
+    """A part without messages since its time begins at its end; False: it is an error."""
+    limits: Limits
     fail_on_data_loss: bool
     retry_s: float
     """Time limit for finding a leader, seconds."""
@@ -72,33 +75,28 @@ def _topic(given: Given) -> str:
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Check the options of a read. Raises `InvalidArgument`, which names the option and the allowed values."""
     given = Given(options, READ_OPTIONS)
-    for name in BATCH_ONLY if streaming else STREAM_ONLY:
-        if given.text(name):
-            raise InvalidArgument(f"option {name} is for {'batch' if streaming else 'streaming'} reads")
-    for offsets, when in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
-        if given.text(offsets) and given.text(when):
-            raise InvalidArgument(f"give {offsets} or {when}, not both")
+    check_ranges(given, streaming=streaming)
     starting = parse_wanted("startingOffsets", given.text("startingOffsets"), LATEST if streaming else EARLIEST)
     ending = parse_wanted("endingOffsets", given.text("endingOffsets"), LATEST)
-    if starting.word == LATEST and not streaming and not starting.offsets:
-        raise InvalidArgument("startingOffsets of a batch is earliest or an offset: after latest there is nothing")
-    if ending.word == EARLIEST and not ending.offsets:
-        raise InvalidArgument("endingOffsets is latest or an offset: before earliest there is nothing")
-    starting_ms = given.number("startingTimestamp", 0, 0, MAX_ID // 1_000_000)
-    ending_ms = given.number("endingTimestamp", 0, 0, MAX_ID // 1_000_000)
+    check_words(starting.word, ending.word, streaming=streaming)
+    starting, ending = (
+        wanted.by_time(
+            given.number(f"{end}Timestamp", 0, 1, MAX_MS),
+            parse_times(f"{end}OffsetsByTimestamp", given.text(f"{end}OffsetsByTimestamp"), (1, MAX_PART)),
+        )
+        for end, wanted in (("starting", starting), ("ending", ending))
+    )
     return ReadOptions(
         target=given.target(),
         topic=_topic(given),
-        columns=columns_of(given.names("columns")),
-        starting=Wanted(BY_TIME) if starting_ms else starting,
-        ending=Wanted(BY_TIME) if ending_ms else ending,
-        starting_us=starting_ms * 1000,
-        ending_us=ending_ms * 1000,
-        max_offsets_per_trigger=given.number("maxOffsetsPerTrigger", 0, 0, MAX_ID),
-        min_partitions=given.number("minPartitions", 0, 0, 100_000),
-        fail_on_data_loss=given.one_of("failOnDataLoss", ("true", "false")) == "true",
+        columns=columns_of(given.names("columns"), headers=given.yes("includeHeaders", True)),
+        starting=starting,
+        ending=ending,
+        latest_if_none=latest_if_none(given),
+        limits=limits_of(given),
+        fail_on_data_loss=given.yes("failOnDataLoss", True),
         retry_s=given.retry_s(),
-        from_store=given.one_of("fromStore", ("true", "false")) == "true",
+        from_store=given.yes("fromStore", True),
     )
 
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from pipeline.spark.offsets import other_cluster
+from pipeline.spark.offsets import none_since, other_cluster
 from pipeline.topics.client import Known, TopicClient, parts_of
 from pipeline.topics.columns import columns_of, record_batch, spark_schema
 from pipeline.topics.lineage import Bounds, Node, Parts, Place
@@ -133,15 +135,20 @@ class Planner:
         reply = self._topic.look(part, self._groups[part])
         if reply.HasField("store") and self.options.from_store:
             self._stores[part] = reply.store
-        return Bounds(reply.first, reply.committed_end, reply.sealed)
+        return Bounds(reply.first, reply.committed_end, reply.sealed, reply.mean_bytes)
 
     def starting(self, part: int) -> int:
-        """The first offset of a part by `startingTimestamp`."""
-        return self._topic.offset_at(part, self._groups[part], self.options.starting_us)
+        """The first offset of a part by time. Raises InvalidArgument if there is none and `startingOffsetsByTimestampStrategy` is
+        `error`."""
+        at_us = self.options.starting.at_us(part)
+        found, bounds = self._topic.offset_at(part, self._groups[part], at_us), self.parts.bounds(part)
+        if found >= bounds.end and not bounds.sealed and not self.options.latest_if_none:
+            raise none_since(f"part {part} of topic {self.options.topic}", at_us // 1000)
+        return found
 
     def ending(self, part: int) -> int:
-        """The end of a part by `endingTimestamp`."""
-        return self._topic.offset_at(part, self._groups[part], self.options.ending_us)
+        """The end of a part by time."""
+        return self._topic.offset_at(part, self._groups[part], self.options.ending.at_us(part))
 
     def placed(self, place: Place) -> Place:
         """A place with the IDs of this topic and its cluster."""
@@ -167,9 +174,9 @@ class Planner:
                     self.lost += lose(self.options, part, begin, min(first, end))
                 if max(begin, first) < end:
                     kept.append((part, max(begin, first), end))
-        total = sum(end - begin for _, begin, end in kept)
+        total, limits = sum(end - begin for _, begin, end in kept), self.options.limits
         for part, begin, end in kept:
-            pieces = max(1, min(end - begin, -(-self.options.min_partitions * (end - begin) // total)))
+            pieces = min(end - begin, limits.pieces(end - begin, -(-limits.min_partitions * (end - begin) // total)))
             cuts = [begin + (end - begin) * piece // pieces for piece in range(pieces + 1)]
             group = self._groups[part]
             known = self._topic.known(group)
@@ -223,6 +230,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """With `Trigger.AvailableNow`: the parts that there were, and where those ended that were not sealed."""
         self._planned: Place | None = None
         """The end of the newest micro-batch."""
+        self._taken_at = -math.inf
+        """When there was a micro-batch last, by the monotonic clock: the first one does not wait."""
         self._lost = 0
         self._manifests = Manifests()
 
@@ -248,9 +257,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planner.placed(planner.parts.begin(self._options.starting, planner.starting)).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit by `maxOffsetsPerTrigger`."""
-        most = self._options.max_offsets_per_trigger
-        return ReadMaxRows(most) if most else ReadAllAvailable()
+        """Return the limit by `maxOffsetsPerTrigger` or `maxBytesPerTrigger`."""
+        return self._options.limits.read_limit
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the query's end at the parts' current ends."""
@@ -259,9 +267,15 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Mapping[str, object], limit: ReadLimit) -> dict[str, object]:
         """The end of the next micro-batch."""
-        place = Place.from_json(start)
+        place, limits, now = Place.from_json(start), self._options.limits, time.monotonic()
         planner = self._planner(place, self._only)
-        gone, end = planner.parts.next(place, limit.max_rows if isinstance(limit, ReadMaxRows) else 0, self._target)
+        if self._target is None and limits.waits(planner.parts.behind(place)[0], now - self._taken_at):
+            self._planned = place
+            return place.to_json()
+        rows, size = limits.within(limit)
+        gone, end = planner.parts.next(place, rows, self._target, size)
+        if end.offsets != place.offsets:
+            self._taken_at = now
         for part, offset in gone.items():
             lose(self._options, part, offset, -1)
         end = place if (end.offsets, end.finished) == (place.offsets, place.finished) else planner.placed(end)
@@ -269,12 +283,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.to_json()
 
     def reportLatestOffset(self) -> dict[str, object]:
-        """The newest offset, for the query's progress, `rows_behind`: the number of rows after the newest micro-batch, and
-        `rows_lost` since the query began."""
+        """The newest offset, for the query's progress; `rows_behind`, the number of rows after the newest micro-batch, and
+        `bytes_behind`, about their size; `rows_lost` since the query began."""
         planned = self._planned
         planner = self._planner(planned)
         latest = planner.placed(Place(planner.parts.ends())).to_json()
-        behind = {} if planned is None else {"rows_behind": planner.parts.rows_behind(planned)}
+        behind = {} if planned is None else dict(zip(("rows_behind", "bytes_behind"), planner.parts.behind(planned), strict=True))
         return latest | behind | ({"rows_lost": self._lost} if self._lost else {})
 
     def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> Sequence[InputPartition]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.reading import sentence_of
-from pipeline.spark.offsets import EARLIEST, LATEST, from_json, parse_wanted, share_out, to_json
+from pipeline.spark.headers import headers_of, shipped, with_headers
+from pipeline.spark.offsets import EARLIEST, LATEST, from_json, parse_wanted, share_bytes, share_out, to_json
 from pipeline.spark.options import read_options, write_options
 from pipeline.spark.schema import arrow_schema, spark_schema
 from pixiu.errors import InvalidArgument
@@ -39,6 +41,25 @@ TARGET = {"target": "zk://127.0.0.1:2181/pubsub"}
         (TARGET | {"startingTimestamp": "yesterday"}, "option startingTimestamp is a number"),
         (TARGET | {"maxOffsetsPerTrigger": "5"}, "option maxOffsetsPerTrigger is for streaming reads"),
         (TARGET | {"failOnDataLoss": "maybe"}, "option failOnDataLoss is one of true, false, not 'maybe'"),
+        (TARGET | {"minPartitions": "--5"}, "option minPartitions is a number from 1 to 100000, not '--5'"),
+        (TARGET | {"minPartitions": "\u0665"}, "option minPartitions is a number from 1 to 100000"),
+        (TARGET | {"minPartitions": "08"}, "option minPartitions is a number from 1 to 100000, not '08'"),
+        (TARGET | {"users": "1,02"}, "option users is a list like 1,2,3 of numbers from 1"),
+        (TARGET | {"startingOffsets": '{"00": 5}'}, "startingOffsets is earliest, latest, or a position for each"),
+        (TARGET | {"startingOffsets": '{"0": 5, "0": 7}'}, "startingOffsets is earliest, latest, or a position for each"),
+        (TARGET | {"startingOffsets": '{"\u0660": 5}'}, "startingOffsets is earliest, latest, or a position for each"),
+        (TARGET | {"startingOffsets": "[" * 100_000}, "startingOffsets is earliest, latest, or a position for each"),
+        (TARGET | {"startingOffsetsByTimestamp": '{"0": -5}'}, "startingOffsetsByTimestamp is a time for each partition"),
+        (TARGET | {"startingOffsetsByTimestamp": "{}"}, "startingOffsetsByTimestamp is a time for each partition"),
+        (
+            TARGET | {"startingTimestamp": "5", "startingOffsetsByTimestamp": '{"0": 5}'},
+            "give startingTimestamp or startingOffsetsBy",
+        ),
+        (TARGET | {"startingOffsetsByTimestampStrategy": "error"}, "needs startingTimestamp or startingOffsetsByTimestamp"),
+        (TARGET | {"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "x"}, "one of latest, error, not 'x'"),
+        (TARGET | {"partitions": "0", "startingOffsets": '{"1": 5}'}, "name partition 1, which option partitions leaves out"),
+        (TARGET | {"maxRecordsPerPartition": "0"}, "option maxRecordsPerPartition is a number from 1"),
+        (TARGET | {"table": "inboxes", "includeHeaders": "true"}, "option includeHeaders is for table messages"),
         (TARGET | {"table": "inboxes", "startingOffsets": "earliest"}, "inboxes has no offsets"),
         (TARGET | {"reader": "x" * 129}, "is for streaming reads"),
     ],
@@ -55,7 +76,12 @@ def test_a_wrong_option_of_a_batch_is_named(given_: dict[str, str], said: str) -
     [
         ({"endingOffsets": "latest"}, "option endingOffsets is for batch reads"),
         ({"table": "inboxes"}, "read it as a batch"),
-        ({"maxOffsetsPerTrigger": "-1"}, "option maxOffsetsPerTrigger is a number from 0"),
+        ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is a number from 1"),
+        ({"maxBytesPerTrigger": "1k"}, "option maxBytesPerTrigger is a number from 1"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "minOffsetsPerTrigger, 9, is above maxOffsetsPerTrigger, 8"),
+        ({"maxTriggerDelay": "1m"}, "maxTriggerDelay is how long minOffsetsPerTrigger waits: give both"),
+        ({"minOffsetsPerTrigger": "9", "maxTriggerDelay": "soon"}, "a number and a unit, ms, s, m, h or d, like 15m, not 'soon'"),
+        ({"endingOffsetsByTimestamp": '{"0": 5}'}, "option endingOffsetsByTimestamp is for batch reads"),
         ({"reader": "x" * 129}, "at most 128 characters"),
     ],
 )
@@ -73,6 +99,13 @@ def test_options_have_kafkas_names_in_any_case() -> None:
     assert [batch.starting.of(partition) for partition in (0, 1)] == [7, EARLIEST]
     assert batch.users == (1, 2)
     assert [name for name, _ in batch.columns] == ["body", "seq"]
+    timed = read_options(TARGET | {"startingOffsetsByTimestamp": '{"3": 7000}'}, streaming=True)
+    assert [(timed.starting.at_ms(partition), timed.starting.of(partition)) for partition in (3, 0)] == [
+        (7000, LATEST),
+        (0, LATEST),
+    ]
+    waiting = read_options(TARGET | {"minOffsetsPerTrigger": "9", "maxTriggerDelay": "90s"}, streaming=True).limits
+    assert [waiting.waits(8, 89.0), waiting.waits(9, 89.0), waiting.waits(8, 90.0)] == [True, False, False]
 
 
 def test_a_write_needs_a_name_that_stays() -> None:
@@ -100,11 +133,44 @@ def test_shares_are_the_limit_and_fit_what_there_is(limit: int, available: dict[
     assert sum(shares.values()) == min(limit, sum(available.values()))
 
 
+@given(st.integers(1, 10_000), st.lists(st.lists(st.integers(1, 500), max_size=9), max_size=6))
+def test_bytes_are_shared_by_the_limit_and_nobody_starves(limit: int, sizes: list[list[int]]) -> None:
+    taken: dict[int, int] = {}
+
+    def take(partition: int, most: int) -> int:
+        found = [size for place, size in enumerate(sizes[partition]) if sum(sizes[partition][: place + 1]) <= most or not place]
+        taken[partition] = len(found)
+        return sum(found)
+
+    share_bytes(limit, {partition: len(rows) for partition, rows in enumerate(sizes)}, take)
+    assert taken.keys() == {partition for partition, rows in enumerate(sizes) if rows}
+    assert all(taken.values()), "one row at least of each"
+    over = sum(sum(sizes[partition][:count]) for partition, count in taken.items() if count > 1)
+    assert over <= limit
+    if sum(map(sum, sizes)) <= limit // 6:
+        assert taken == {partition: len(rows) for partition, rows in enumerate(sizes) if rows}
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_arrow_has_what_spark_expects(table: str) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     assert to_arrow_schema(spark_schema(TABLES[table]), timezone="UTC").equals(arrow_schema(TABLES[table]))
+
+
+def test_headers_are_a_map() -> None:
+    ext = [b'{"tag": "a", "n": 3, "x": null, "in": {"b": [1]}}', b"", b"no JSON", b"[1]", b"\xff"]
+    batch = pa.RecordBatch.from_pydict({"seq": pa.array(range(5)), "ext": pa.array(ext, pa.binary())})
+    found = with_headers(batch, (("seq", "long"),))
+    assert found.column_names == ["seq", "headers"]
+    assert found.column("headers").to_pylist()[1:] == [None] * 4
+    assert dict(found.column("headers").to_pylist()[0]) == {"tag": "a", "n": "3", "x": "null", "in": '{"b":[1]}'}
+    assert headers_of(b"[" * 100_000) is None
+    assert shipped((("seq", "long"),)) == (("seq", "long"), ("ext", "binary"))
+    schema = spark_schema(TABLES["messages"], headers=True)
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    assert to_arrow_schema(schema, timezone="UTC").field("headers").type == found.schema.field("headers").type
 
 
 def test_what_java_says_is_not_hidden_behind_the_call() -> None:

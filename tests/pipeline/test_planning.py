@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import pickle
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StructType
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, StringType, StructType
 
 from pipeline.format import PixiuSource
 from pipeline.spark import source
@@ -20,6 +21,8 @@ from pixiu.wire.v1 import export_pb2
 
 TARGET = {"target": "127.0.0.1:7000"}
 HERE = "a" * 16
+ROW = 100
+"""Bytes of a row."""
 
 
 @dataclass
@@ -63,16 +66,20 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
             self.addresses = {partition: (f"127.0.0.1:{partition}",) for partition in range(self.count)}
             return self.count
 
-        def bounds(self, partition: int, begin: int = 0, end: int = 0, limit: int = 0, at_us: int = 0) -> export_pb2.BoundsReply:
+        def bounds(
+            self, partition: int, begin: int = 0, end: int = 0, limit: int = 0, at_us: int = 0, *, limit_bytes: int = 0,
+            sizes: bool = False,
+        ) -> export_pb2.BoundsReply:  # fmt: skip
             self.cluster = found.id
             rows = found.partitions[partition]
             floor, last = found.floors.get(partition, 0), (rows[-1] if rows else 0)
             stop = min(end or last + 1, last + 1)
             between = [position for position in rows if max(begin, floor) <= position < stop]
-            taken = between[:limit]
+            taken = between[: max(1, limit_bytes // ROW) if limit_bytes else limit]
             return export_pb2.BoundsReply(
                 role="xiu", partition=partition, first=floor, end=last + 1, rows=len(between), leads=True,
                 advanced=taken[-1] + 1 if taken else begin, at=next((p for p in rows if p >= at_us // 1000), last + 1),
+                bytes=ROW * len(taken if limit_bytes else between),
             )  # fmt: skip
 
         def hold(self, partition: int, reader: str, position: int) -> None:
@@ -116,9 +123,76 @@ def test_a_stream_goes_on_by_its_limit_over_epochs(cluster: Cluster) -> None:
     assert sizes == [12, 12, 12, 12, 12]
     assert sorted(seen) == [(partition, position) for partition in (0, 1) for position in cluster.partitions[partition]]
     assert reader.latestOffset({"0": 0, "1": 0, "cluster": HERE}, ReadAllAvailable()) == offset, "all available is all"
-    assert reader.reportLatestOffset() == offset | {"rows_behind": 0}
+    assert reader.reportLatestOffset() == offset | {"rows_behind": 0, "bytes_behind": 0}
     cluster.put(0, 7, epoch=2)
-    assert reader.reportLatestOffset()["rows_behind"] == 7, "the lag is in rows, whatever positions do"
+    behind = reader.reportLatestOffset()
+    assert (behind["rows_behind"], behind["bytes_behind"]) == (7, 7 * ROW), "the lag is in rows, whatever positions do"
+
+
+def test_a_stream_goes_on_by_its_limit_of_bytes(cluster: Cluster) -> None:
+    cluster.put(0, 3)
+    cluster.put(1, 30)
+    reader = stream(startingOffsets="earliest", maxBytesPerTrigger="1000")
+    limit, offset = reader.getDefaultReadLimit(), reader.initialOffset()
+    assert limit == ReadMaxBytes(1000)
+    ends = []
+    while (after := reader.latestOffset(offset, limit)) != offset:
+        ends.append((after["0"], after["1"]))
+        offset = after
+    assert ends == [(4, 8), (4, 18), (4, 28), (4, 31)], "what the small one leaves is the large one's"
+    both = stream(startingOffsets="earliest", maxBytesPerTrigger="1000", maxOffsetsPerTrigger="4")
+    first = both.latestOffset(both.initialOffset(), both.getDefaultReadLimit())
+    assert (first["0"], first["1"]) == (0, 5), "the stricter limit counts"
+
+
+def test_a_stream_waits_for_its_least_rows(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=lambda: now))
+    reader = stream(startingOffsets="earliest", minOffsetsPerTrigger="5", maxTriggerDelay="1m")
+    start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
+    cluster.put(0, 1)
+    first = reader.latestOffset(start, limit)
+    assert first["0"] == 2, "the first one does not wait"
+    cluster.put(0, 4)
+    assert reader.latestOffset(first, limit) == first
+    assert reader.reportLatestOffset()["rows_behind"] == 4
+    cluster.put(1, 1)
+    second = reader.latestOffset(first, limit)
+    assert (second["0"], second["1"]) == (6, 2)
+    cluster.put(0, 1)
+    assert reader.latestOffset(second, limit) == second
+    now = 160.0
+    assert reader.latestOffset(second, limit)["0"] == 7
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(second, limit)["0"] == 7, "that ends, and waits for nothing"
+
+
+def test_a_start_by_time(cluster: Cluster) -> None:
+    cluster.put(0, 10)
+    cluster.put(1, 5)
+
+    def tasks(**options: str) -> list[tuple[int, int, int]]:
+        return ranges(PixiuReader(read_options(TARGET | options, streaming=False)).partitions())
+
+    assert tasks(startingTimestamp="4") == [(0, 4, 11), (1, 4, 6)]
+    assert tasks(startingTimestamp="8") == [(0, 8, 11)]
+    assert tasks(startingOffsetsByTimestamp='{"0": 9}') == [(0, 9, 11), (1, 0, 6)]
+    assert tasks(endingOffsetsByTimestamp='{"0": 3, "1": 99}') == [(0, 0, 3), (1, 0, 6)]
+    with pytest.raises(InvalidArgument, match="Xiu partition 1 has nothing since 8 .* startingOffsetsByTimestampStrategy=latest"):
+        tasks(startingTimestamp="8", startingOffsetsByTimestampStrategy="error")
+    with pytest.raises(InvalidArgument, match="the starting offsets name Xiu partition 7; the cluster has 0 to 1"):
+        tasks(startingOffsetsByTimestamp='{"7": 9}')
+    reader = stream(startingOffsetsByTimestamp='{"0": 9}')
+    assert reader.initialOffset() == {"0": 9, "1": 6, "cluster": HERE}
+
+
+def test_tasks_have_no_more_rows_than_they_may(cluster: Cluster) -> None:
+    for epoch in (0, 1):
+        cluster.put(0, 10, epoch)
+    cluster.put(1, 3)
+    tasks = PixiuReader(read_options(TARGET | {"maxRecordsPerPartition": "6"}, streaming=False)).partitions()
+    counts = [sum(begin <= position < end for position in cluster.partitions[partition]) for partition, begin, end in ranges(tasks)]
+    assert counts == [5, 5, 5, 5, 3]
 
 
 def test_available_now_ends_at_what_was_there(cluster: Cluster) -> None:
@@ -186,7 +260,7 @@ def test_an_offset_says_of_which_cluster_it_is(cluster: Cluster) -> None:
     reader = stream(startingOffsets="earliest")
     offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     assert offset == {"0": 4, "1": 1, "cluster": HERE}
-    assert reader.reportLatestOffset() == offset | {"rows_behind": 0}
+    assert reader.reportLatestOffset() == offset | {"rows_behind": 0, "bytes_behind": 0}
     with pytest.raises(InvalidArgument, match="messages that were read are no longer stored: restore the partition"):
         stream().latestOffset(offset | {"0": 99}, ReadAllAvailable())
     cluster.id = "b" * 16
@@ -211,6 +285,12 @@ def test_a_batch_is_cut_as_it_is_told(cluster: Cluster) -> None:
     assert tasks(endingOffsets='{"0": 50, "1": 1}') == [(0, 0, 50), (1, 0, 1)]
     with pytest.raises(InvalidArgument, match="endingOffsets names position 999 of Xiu partition 0, which ends at 101"):
         tasks(endingOffsets='{"0": 999, "1": 1}')
+    with pytest.raises(InvalidArgument, match="startingOffsets names position 999 of Xiu partition 0, which ends at 101"):
+        tasks(startingOffsets='{"0": 999}')
+    with pytest.raises(InvalidArgument, match="the ending offsets name Xiu partition 9; the cluster has 0 to 1"):
+        tasks(endingOffsets='{"9": 3}')
+    with pytest.raises(InvalidArgument, match="the starting offsets name Xiu partition 9"):
+        stream(startingOffsets='{"9": 3}').initialOffset()
     cut = tasks(minPartitions="8", partitions="0")
     assert len(cut) == 8
     assert cut[0][1] == 0
@@ -253,3 +333,12 @@ def test_a_schema_chooses_columns_or_is_refused_when_planning() -> None:
         names(StructType().add("bodies", BinaryType()))
     with pytest.raises(InvalidArgument, match="give a schema or option columns: one names seq, body, the other key"):
         names(some, columns="key")
+    headers = MapType(StringType(), StringType())
+    assert names(StructType(list(some.fields)).add("headers", headers), includeHeaders="true") == ["seq", "body"]
+    whole = PixiuSource(TARGET | {"includeHeaders": "true"})
+    assert whole.schema().names == [*every.names, "headers"]
+    assert names(StructType().add("headers", headers), includeHeaders="true") == []
+    with pytest.raises(InvalidArgument, match="column 'headers' is the last one: put it at the end of the schema"):
+        names(StructType().add("headers", headers).add("seq", LongType()), includeHeaders="true")
+    with pytest.raises(InvalidArgument, match="table messages has no column 'headers'"):
+        names(StructType(list(some.fields)).add("headers", headers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from pipeline.spark import registry
 from pipeline.spark.replicas import Replicas, Rows
 from pixiu.discovery.node import Node
 from pixiu.errors import Gone, InvalidArgument, NotServed, PixiuError, Unavailable
@@ -71,7 +73,9 @@ async def put(node: Node, records: list[bytes]) -> None:
         assert done == len(records)
 
 
-async def test_rows_are_the_same_from_leader_and_follower_and_when_the_leader_dies(roles: Roles) -> None:
+async def test_rows_are_the_same_from_leader_and_follower_and_when_the_leader_dies(
+    roles: Roles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await roles.layout(xiu=1)
     for name in NAMES:
         roles.start(name, partition=0, export_share=1.0)
@@ -113,6 +117,7 @@ async def test_rows_are_the_same_from_leader_and_follower_and_when_the_leader_di
         roles.send_signal(leader, signal.SIGKILL)
         rest = await aside(lambda: [identity for batch in batches for identity in batch.column("msg_id").to_pylist()])
         assert got + rest == [identity for identity, _ in scanned]
+    session = registry._SESSIONS[os.getpid(), roles.target()]
     epoch = mailer.epoch
     await mailer.more(200, epoch)
     await mailer.stop()
@@ -124,6 +129,15 @@ async def test_rows_are_the_same_from_leader_and_follower_and_when_the_leader_di
     assert {identity >> 56 for identity in seen} == {0}
     roles.start(leader, partition=0)
     await wait_in_sync(roles, *NAMES)
+    with Replicas(roles.target(), "xiu") as replicas:
+        await aside(replicas.find)
+        assert len(replicas.addresses[0]) == 2, "by a watch"
+    assert registry._SESSIONS == {(os.getpid(), roles.target()): session}, "one session for all that were here"
+    monkeypatch.setattr(registry, "IDLE_S", 0.0)
+    until = time.monotonic() + 60
+    while registry._SESSIONS:
+        assert time.monotonic() < until
+        await asyncio.sleep(0.1)
 
 
 async def test_what_cannot_be_read_is_one_sentence(roles: Roles) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import re
 import shutil
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from pipeline.queries import BUSY, TRIES, run_to_end
-from pixiu.wire.record import Flag
+from pipeline.session import SHUFFLE
+from pixiu.ids import topic_room, uin_of_name
+from pixiu.wire.record import STAMP, Flag
 from tests.pipeline.conftest import Store
 from tests.support.cluster import wait_for
 
@@ -86,6 +89,108 @@ def test_offsets_and_times_cut_a_batch(spark: Any, store: Store) -> None:
     assert found(endingTimestamp=after_ms) == set(first)
 
 
+def test_headers_are_a_column(spark: Any, store: Store) -> None:
+    users = store.users(2)
+    store.send(users, [b"x"] * 4, extension=b'{"tag": "a", "n": 1}')
+    store.send(users, [b"y"] * 4)
+    rows = batch(spark, store, users=of(*users), columns="body", includeHeaders="true")
+    assert rows.columns == ["body", "headers"]
+    found = Counter((bytes(row.body), str(row.headers)) for row in rows.collect())
+    assert found == {(b"x", "{'tag': 'a', 'n': '1'}"): 4, (b"y", "None"): 4}
+    reader = spark.read.format("pixiu").option("target", store.target).option("users", of(*users)).option("includeHeaders", "true")
+    chosen = reader.schema("seq long, headers map<string,string>").load()
+    assert chosen.where("headers['tag'] = 'a'").count() == 4
+
+
+def test_limits_of_bytes_and_of_tasks(spark: Any, store: Store, tmp_path: Path) -> None:
+    store.send(store.users(4), [b"x" * 40_000] * 20)
+    starts = json.dumps({str(row.xiu_partition): row.first for row in batch(spark, store, columns="xiu_partition,seq,body")
+              .where("length(body) = 40000").groupBy("xiu_partition").agg({"seq": "min"})
+              .withColumnRenamed("min(seq)", "first").collect()})  # fmt: skip
+    assert batch(spark, store, startingOffsets=starts, maxRecordsPerPartition=4).rdd.getNumPartitions() >= 5
+    query = to_parquet(stream(spark, store, startingOffsets=starts, maxBytesPerTrigger=250_000, columns="body"), tmp_path)
+    sizes = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+    assert sum(sizes) >= 20
+    assert max(sizes) <= 6, "of 40,000 bytes"
+    behind = [json.loads(progress["sources"][0]["latestOffset"])["bytes_behind"] for progress in query.recentProgress]
+    assert behind[0] >= 14 * 40_000
+    assert behind[-1] == 0
+
+
+def test_decoders_and_views(spark: Any, store: Store, tmp_path: Path) -> None:
+    from pipeline import functions as px
+    from pipeline import views
+
+    users = store.users(3)
+    ann = uin_of_name("ann")
+    store.send(users[:1], [b"three"], to=users[1:], headers={"tag": "a"}, type=5, lane=0)
+    store.send([ann], [b"one"])
+    assert views.register(spark, store.target, names=spark.createDataFrame([("ann",), ("nobody",)], "name string"))[:2] == [
+        "pixiu_messages",
+        "pixiu_inboxes",
+    ]
+    (first,) = spark.sql(f"select * from pixiu_messages where key = {users[0]}").collect()
+    assert (first.lane, first.application_type, first.headers, bytes(first.content)) == (0, 5, {"tag": "a"}, b"three")
+    assert (first.topic, first.key_name, first.sender_name) == (None, None, None)
+    inboxes = spark.table("pixiu_inboxes")
+    together = spark.table("pixiu_messages").join(px.receivers(inboxes), "msg_id").where(f"key = {users[0]}")
+    assert together.first().receivers == users
+    (second,) = spark.sql("select * from pixiu_messages where key_name = 'ann'").collect()
+    assert second.key == ann
+    packed = spark.createDataFrame([(gzip.compress(b"packed"), 8), (b"\0\3a/bplain", 16), (b"plain", 0)], "body binary, flags int")
+    shown = packed.select(px.content().alias("content"), px.topic_of().alias("topic")).collect()
+    assert [(bytes(row.content), row.topic) for row in shown] == [(b"packed", None), (b"plain", "a/b"), (b"plain", None)]
+    trace = STAMP.pack(2, 1, 0, 7, 1_000_000, 3_000_000)
+    (stamp,) = spark.createDataFrame([(trace,)], "trace binary").select(px.stamps().alias("stamps")).first().stamps
+    assert (stamp.role, stamp.partition, stamp.replica, (stamp.out_at - stamp.in_at).total_seconds()) == ("proxy", 1, 7, 2.0)
+    seen = spark.createDataFrame(
+        [(5, 5, 0), (6, 5, 0), (7, 5, 2), (69, 5, -(1 << 63)), (70, 5, -1)], "inbox_seq long, up_to long, map long"
+    )
+    assert [row.done for row in seen.select(px.is_acknowledged().alias("done")).collect()] == [True, False, True, True, False]
+    topic = px.ids(spark.createDataFrame([("a/b",)], "name string"), "topic").first()
+    assert (topic.name, topic.id) == ("a/b", topic_room("a/b"))
+
+
+def test_a_session_of_ones_own_stays_as_it_is(spark: Any, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline import register
+    from pipeline.jobs import skew
+    from pipeline.session import open_session, own_session
+
+    (uin,) = store.users(1)
+    store.send([uin], [b"x"] * 5)
+    zone, context = "spark.sql.session.timeZone", spark.sparkContext
+    spark.conf.set(zone, "Asia/Tokyo")
+    try:
+        assert (
+            open_session("another name", "local[7]", settings={"spark.sql.shuffle.partitions": "99"}).conf.get(zone) == "Asia/Tokyo"
+        )
+        own = own_session(spark)
+        assert (own.conf.get(zone), spark.conf.get(zone)) == ("UTC", "Asia/Tokyo")
+        report, _ = skew.run(own, skew.SkewOptions(target=store.target))
+        assert report.facts["messages"] >= 5
+        assert spark.conf.get(SHUFFLE) == "2"
+        monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+        monkeypatch.setattr(context, "pythonExec", "/no/python3")  # as where another python3 is first on the PATH
+        another = spark.newSession()
+        register(another)
+        assert context.pythonExec == "/no/python3"
+        assert batch(another, store, users=of(uin)).count() == 5
+    finally:
+        spark.conf.set(zone, "UTC")
+
+
+def test_a_table_of_the_catalog_needs_its_options_at_each_use(spark: Any, store: Store) -> None:
+    (uin,) = store.users(1)
+    store.send([uin], [b"x"] * 5)
+    spark.sql(f"create table mails using pixiu options (target '{store.target}')")
+    try:
+        assert spark.sql(f"select * from mails with ('target' = '{store.target}', 'users' = '{uin}')").count() == 5
+        with pytest.raises(Exception, match="option target is missing"):
+            spark.sql("select * from mails").count()
+    finally:
+        spark.sql("drop table mails")
+
+
 def test_pis_tables(spark: Any, store: Store) -> None:
     users = store.users(6)
     sent = store.send(users, [b"%d" % number for number in range(60)])
@@ -107,7 +212,7 @@ def test_a_stream_takes_no_more_than_its_limit_and_ends_at_the_end(spark: Any, s
     sizes = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
     assert sizes == [limit, limit, total - 2 * limit]
     (source,) = query.lastProgress["sources"]
-    latest = json.loads(source["endOffset"]) | {"rows_behind": 0}
+    latest = json.loads(source["endOffset"]) | {"rows_behind": 0, "bytes_behind": 0}
     assert json.loads(source["latestOffset"]) == latest, "the lag is in the progress"
     rows = spark.read.parquet(str(tmp_path / "rows"))
     assert (rows.count(), rows.select("msg_id").distinct().count()) == (total, total)
@@ -272,6 +377,25 @@ def test_the_examples_of_the_docs(spark: Any, store: Store, tmp_path: Path) -> N
     everybody = {row.uin for row in batch(spark, store, table="heads").select("uin").distinct().collect()}
     told = [row.key for row in batch(spark, store).where("body = 'The servers restart at noon'").select("key").collect()]
     assert sorted(told) == sorted(everybody)
+
+
+def test_the_tutorial(spark: Any, store: Store, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (PROJECT / "docs" / "tutorial_spark.md").read_text(), re.DOTALL)
+    assert store.cluster.pixiu("topic create", "telemetry").returncode == 0
+    names: dict[str, Any] = {}
+    for block in blocks:
+        text = block.replace("zk://127.0.0.1:2181/pubsub", store.target).replace("/tmp/tutorial", str(tmp_path))
+        if "views.register" in block:  # the phone's cursor is on its way
+            wait_for(
+                lambda: batch(spark, store, table="acknowledgements", users="9001").where("up_to + map <> 0").count(), "a cursor"
+            )
+        exec(text, names)
+    assert {(row.sensor, row.readings) for row in names["result"].collect()} == {("sensors/hall", 70), ("sensors/kitchen", 70)}
+    page = (tmp_path / "alarms.html").read_text()
+    assert "sensors/kitchen" in page
+    alarms = {row.sensor: (row.alarms, row.acknowledged) for row in names["rows"]}
+    assert alarms["sensors/hall"] == (10, 0)
+    assert alarms["sensors/kitchen"] == (30, 30)
 
 
 @pytest.mark.parametrize(

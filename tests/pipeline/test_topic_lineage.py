@@ -98,7 +98,7 @@ def test_a_part_with_two_parents_waits_for_both() -> None:
     at_three = topic.parts.begin(Wanted(EARLIEST, ((3, 1),)), at_start)
     assert at_three == done({2: 0, 3: 1})
     assert topic.parts.ranges(at_three) == {2: (0, 1), 3: (1, 2), 4: (0, 1)}
-    assert topic.parts.rows_behind(at_three) == 3
+    assert topic.parts.behind(at_three)[0] == 3
 
 
 def test_drops_that_a_query_has_passed_are_no_loss() -> None:
@@ -226,7 +226,7 @@ def test_every_row_is_read_once_and_in_the_order_of_its_slot(seed: int) -> None:
             read[slot] += numbers
         place = behind
     assert {slot: list(range(count)) for slot, count in topic.written.items()} == dict(read)
-    assert topic.parts.rows_behind(place) == 0
+    assert topic.parts.behind(place)[0] == 0
 
 
 def rows_between(topic: Topic, begins: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, list[int]]:

@@ -7,12 +7,13 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -93,7 +94,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
         def look(self, part: int, group: int) -> topic_pb2.TopicReadReply:
             first, end = found.bounds[part]
             sealed = found.parts[part][2] == topic_pb2.PART_SEALED
-            return topic_pb2.TopicReadReply(first=first, committed_end=end, sealed=sealed, store=found.store)
+            return topic_pb2.TopicReadReply(first=first, committed_end=end, sealed=sealed, store=found.store, mean_bytes=10)
 
         def offset_at(self, part: int, group: int, time_us: int) -> int:
             return min(time_us // 1000, found.bounds[part][1])
@@ -137,7 +138,7 @@ def test_micro_batches(topic: Topic) -> None:
     assert start == {"1": 0, "finished": [], "version": 1, "topic": 7, "cluster": HERE}
     end = reader.latestOffset(start, limit)
     assert end["1"] == 60
-    assert reader.reportLatestOffset() == end | {"1": 100, "rows_behind": 40}
+    assert reader.reportLatestOffset() == end | {"1": 100, "rows_behind": 40, "bytes_behind": 400}
     assert ranges(reader.partitions(start, end)) == [(1, 0, 60)]
     topic.parts = {
         1: (0, 65536, topic_pb2.PART_SEALED, ()),
@@ -156,6 +157,24 @@ def test_micro_batches(topic: Topic) -> None:
     assert reader.latestOffset(newest, limit) == newest
     again: TopicStreamReader = pickle.loads(pickle.dumps(reader))
     assert again.latestOffset(newest, limit) == newest
+
+
+def test_limits_of_micro_batches(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=lambda: now))
+    topic.parts, topic.bounds[2] = {part: (0, 65536, topic_pb2.PART_OPEN, ()) for part in (1, 2)}, [0, 3]
+    reader = stream(maxBytesPerTrigger="200")
+    limit, start = reader.getDefaultReadLimit(), reader.initialOffset()
+    assert limit == ReadMaxBytes(200)
+    end = reader.latestOffset(start, limit)
+    assert (end["1"], end["2"]) == (17, 3), "20 of about 10 bytes"
+    assert reader.latestOffset(start, ReadAllAvailable())["1"] == 100
+    patient = stream(minOffsetsPerTrigger="5")
+    first = patient.latestOffset(start, patient.getDefaultReadLimit())
+    topic.bounds[2][1] = 7
+    assert patient.latestOffset(first, ReadAllAvailable()) == first
+    now += 15 * 60
+    assert patient.latestOffset(first, ReadAllAvailable())["2"] == 7
 
 
 def test_an_end_that_is_fixed(topic: Topic) -> None:
@@ -230,6 +249,12 @@ def test_batches(topic: Topic) -> None:
     assert planned() == [(1, 0, 100), (2, 0, 300)]
     assert planned(minPartitions="4") == [(1, 0, 100), (2, 0, 100), (2, 100, 200), (2, 200, 300)]
     assert planned(startingTimestamp="150") == [(2, 150, 300)]
+    assert planned(maxRecordsPerPartition="150") == [(1, 0, 100), (2, 0, 150), (2, 150, 300)]
+    assert planned(endingOffsetsByTimestamp='{"2": 50}') == [(1, 0, 100), (2, 0, 50)]
+    assert planned(startingOffsetsByTimestamp='{"1": 90}') == [(1, 90, 100), (2, 0, 300)], "what follows is read whole"
+    assert planned(startingTimestamp="400") == []
+    with pytest.raises(InvalidArgument, match="part 2 of topic orders has nothing since 400"):
+        planned(startingTimestamp="400", startingOffsetsByTimestampStrategy="error")
     with pytest.raises(InvalidArgument, match="part 2 ends at offset 300, and 301 was asked for"):
         planned(endingOffsets='{"2": 301}')
 
@@ -260,6 +285,7 @@ def test_options() -> None:
     assert read_options(TARGET, streaming=True).starting.word == LATEST
     assert read_options(TARGET | {"startingTimestamp": "5"}, streaming=True).starting.word == BY_TIME
     assert read_options(TARGET, streaming=True).columns == tuple(TYPES)
+    assert "headers" not in PixiuSource(TARGET | {"includeHeaders": "false"}).schema().names
     for given_, streaming, said in (
         (TARGET | {"epoch": "1"}, False, "option epoch needs option query"),
         (TARGET | {"epoch": "1", "query": "q"}, True, "option epoch is for batch writes"),

@@ -85,11 +85,12 @@ class MemoryStore:
         """The same rows, all readable, in another store."""
         self.unreadable, self.broken = set(), False
 
-    def marks(self) -> Iterator[tuple[int, int, int]]:
+    def marks(self, begin: int = 0) -> Iterator[tuple[int, int, int]]:
         if any(key[:1] == MARKS for key in self.unreadable):
             raise StoreDamaged("page")
         for sequence, value in self._space(MARKS):
-            yield (sequence, *MARK.unpack(value))
+            if sequence >= begin:
+                yield (sequence, *MARK.unpack(value))
 
     def next_first(self, sequence: int) -> int | None:
         return next((first for first, _ in self._space(BLOCKS, sequence)), None)

@@ -21,7 +21,7 @@ from pixiu.wire.record import STAMP, Flag, Kind, Record, decode, encode
 from pixiu.wire.v1 import export_pb2
 from tests.xiu.parts import NOW_MS, NOW_US, NoTable, mail, store
 from xiu.export import export as export_module
-from xiu.export.export import Export, advance, bounds
+from xiu.export.export import Export, advance, advance_bytes, bounds, size
 from xiu.records.block import KEY
 from xiu.state.keys import BLOCKS
 from xiu.state.keys import KEY as STATE_KEY
@@ -191,6 +191,29 @@ def test_positions_by_time(stored: Stored) -> None:
         assert at(NOW_US + number * 1_000_000) == everything[number]
         assert at(NOW_US + number * 1_000_000 - 999_999) == everything[number]
     assert at(NOW_US + 299_000_001) == everything[-1] + 1
+
+
+def test_positions_by_bytes(stored: Stored) -> None:
+    """Of marks, of blocks between them, and of records in a block."""
+    for number in range(40):  # a mark each minute, and in bodies of a mebibyte
+        bodies = [b"x" * 900_000] if number == 20 else [b"y" * (30 * number + place) for place in range(5)]
+        records = [encode(Kind.MAIL, 7, body, snowflake(NOW_MS, 1, number * 8 + place)) for place, body in enumerate(bodies)]
+        stored.put(*records, epoch=1 + number // 15, at_us=NOW_US + number * 25_000_000)
+    everything, end = list(stored.rows), stored.store.head.last + 1
+    sizes = [40 + len(record.body) for record in stored.rows.values()]
+    assert len(list(stored.reading.marks(0))) > 10
+    for place in (0, 1, 7, 99, 100, 101, len(everything) - 1):
+        begin, behind = everything[place], sizes[place:]
+        assert size(stored.reading, begin, end) == sum(behind)
+        assert bounds(stored.reading, export_pb2.BoundsRequest(begin=begin, sizes=True)).bytes == sum(behind)
+        for rows in (1, 2, 5, 13, len(behind)):
+            exact = sum(behind[:rows])
+            following = everything[place + min(rows, len(behind)) - 1] + 1
+            for limit in (exact, exact + 1):
+                position, took = advance_bytes(stored.reading, begin, end, limit)
+                assert (stored.reading.last_before(position) + 1, took) == (following, exact)
+        assert advance_bytes(stored.reading, begin, end, 1)[1] == behind[0], "the first one counts, whatever its size"
+    assert advance_bytes(stored.reading, end, end, 5) == (end, 0)
 
 
 @pytest.mark.slow

@@ -77,10 +77,12 @@ class Reads:
             part = self._part(request)
         blocks, following, gap = await self._paced(part, offset, min(request.max_bytes or MAX_BYTES, MAX_BYTES), deadline)
         group.check_reads()
-        part = self._part(request)
+        part, at_end = self._part(request), request.WhichOneof("start") == "end"
+        log = group.store.logs.get(part.part) if at_end else None
         reply = pb.TopicReadReply(
             blocks=b"".join(blocks), next=following, first=part.first, committed_end=part.end, sealed=part.sealed,
-            children=children_of(part.children), store=self._store_of(part) if request.WhichOneof("start") == "end" else None,
+            children=children_of(part.children), store=self._store_of(part) if at_end else None,
+            mean_bytes=-(-log.stored_bytes // (log.end - log.first)) if log is not None and log.end > log.first else 0,
         )  # fmt: skip
         if gap is not None:
             reply.gap_low, reply.gap_high, reply.next = gap.low, gap.high, gap.high

@@ -16,6 +16,7 @@ from cluster.store.export.service import ExportService
 from pixiu.errors import Gone, NotYet, Unavailable
 from pixiu.ids import MAX_MSG_SEQUENCE, MSG_COUNTER_BITS
 from pixiu.wire.export_tables import Columns, tables_of
+from pixiu.wire.record import SIZE_FIELD
 from pixiu.wire.v1 import export_pb2
 from xiu.core import Core
 from xiu.export.holding import Holding
@@ -42,6 +43,9 @@ class Messages(Protocol):
 
     def last_before(self, sequence: int) -> int:
         """Return the last sequence of a record before one; 0: there is none."""
+
+    def marks(self, begin: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (sequence, clock µs, bytes stored before it) of every mark from a sequence on: one in a mebibyte or a minute."""
 
     def stored_since(self, at_us: int) -> int | None:
         """Return the first sequence of a record stored at a time or later; None: there is none."""
@@ -112,6 +116,54 @@ def advance(messages: Messages, begin: int, end: int, limit: int) -> tuple[int, 
     return position, limit - left
 
 
+def _scanned(messages: Messages, begin: int, end: int) -> int:
+    """Bytes of the records from one position to another, read from their blocks."""
+    found = 0
+    for block in messages.scan(begin, end - 1, NO_LIMIT) if begin < end else ():
+        low, high = block.range_of(max(block.first, begin), min(block.last, end - 1))
+        found += high - low
+    return found
+
+
+def size(messages: Messages, begin: int, end: int) -> int:
+    """Return the bytes of the records from one position to another, the end excluded: by marks, and of two mebibytes of blocks."""
+    first = last = None
+    for sequence, _, before in messages.marks(begin):
+        if sequence > end:
+            break
+        last = sequence, before
+        first = first or last
+    if first is None or last is None:
+        return _scanned(messages, begin, end)
+    return _scanned(messages, begin, first[0]) + max(0, last[1] - first[1]) + _scanned(messages, last[0], end)
+
+
+def advance_bytes(messages: Messages, begin: int, end: int, limit: int) -> tuple[int, int]:
+    """Return the position after records of at most `limit` bytes from `begin` on, and their bytes; the first record counts,
+    whatever its size is. By marks, and of two mebibytes of blocks."""
+    position, took, base = begin, 0, None
+    for sequence, _, before in messages.marks(begin):
+        if sequence > end:
+            break
+        more = _scanned(messages, begin, sequence) if base is None else max(0, before - base)
+        if took + more > limit:
+            break
+        position, took, base = sequence, took + more, before
+    for block in messages.scan(position, end - 1, NO_LIMIT) if position < end else ():
+        first, last = max(block.first, position), min(block.last, end - 1)
+        at, whole = block.range_of(first, last)
+        if took + whole - at <= limit:
+            position, took = last + 1, took + whole - at
+            continue
+        for sequence in range(first, last + 1):
+            record = SIZE_FIELD + int.from_bytes(block.records[at : at + SIZE_FIELD], "little")
+            if took and took + record > limit:
+                break
+            position, took, at = sequence + 1, took + record, at + record
+        break
+    return position, took
+
+
 def bounds(messages: Messages, request: export_pb2.BoundsRequest) -> export_pb2.BoundsReply:
     """Report bounds of positions. Raises StoreDamaged, DiskFailed."""
     head = messages.head
@@ -121,6 +173,10 @@ def bounds(messages: Messages, request: export_pb2.BoundsRequest) -> export_pb2.
     reply.rows = advance(messages, begin, stop, end)[1]
     if request.limit:
         reply.advanced = advance(messages, begin, stop, request.limit)[0]
+    if request.limit_bytes:
+        reply.advanced, reply.bytes = advance_bytes(messages, begin, stop, request.limit_bytes)
+    elif request.sizes:
+        reply.bytes = size(messages, begin, stop)
     if request.at_us:
         found = messages.stored_since(request.at_us)
         reply.at = end if found is None else found
@@ -170,6 +226,14 @@ class XiuExport(ExportService):
             raise NotYet(f"this replica has no position {request.end - 1} so far; its last is {messages.head.last}")
         check_restored(request.begin, request.end, messages.head)
         return Export(self._partition, messages, columns, users, request.begin, max(request.begin, request.end)).part
+
+    def reader_lags(self) -> dict[str, int]:
+        """The rows after the position that each reader holds, by its name; of the leader alone. Raises StoreDamaged, DiskFailed."""
+        core, messages = self._shell.core, self._shell.reading
+        if core is None or messages is None or not core.epoch:
+            return {}
+        end = messages.head.last + 1
+        return {name: advance(messages, held.position, end, end)[1] for name, held in self._shell.holding.readers.items()}
 
     async def hold(self, reader: str, position: int | None) -> None:
         """Note a reader in the partition's log."""

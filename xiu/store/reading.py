@@ -55,8 +55,8 @@ class StoredBlocks(Protocol):
     def last_before(self, sequence: int) -> int:
         """Return the last sequence of the last block that begins before one; 0: there is none."""
 
-    def marks(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (sequence, clock µs, bytes before) of every mark."""
+    def marks(self, begin: int = 0) -> Iterator[tuple[int, int, int]]:
+        """Yield (sequence, clock µs, bytes before) of every mark from a sequence on."""
 
     def scan(self, sequence: int) -> Iterator[Block]:
         """Yield blocks from a sequence on."""
@@ -185,6 +185,10 @@ class Reading:
     def last_before(self, sequence: int) -> int:
         """The last sequence of a record before one; 0: there is none. Raises StoreDamaged, DiskFailed."""
         return min(self._store.last_before(sequence), max(sequence - 1, 0))
+
+    def marks(self, begin: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (sequence, clock µs, bytes stored before it) of every mark from a sequence on. Raises StoreDamaged, DiskFailed."""
+        return self._store.marks(begin)
 
     def stored_since(self, at_us: int) -> int | None:
         """The first sequence of a record stored at a time or later; None: there is none. Raises StoreDamaged, DiskFailed."""

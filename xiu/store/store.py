@@ -288,9 +288,10 @@ class Store:
                 row = rows.next()
         return found
 
-    def marks(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (sequence, clock µs, bytes stored before it) of every mark, in order. Raises StoreDamaged, DiskFailed."""
-        for sequence, value in self._rows(MARKS, 0):
+    def marks(self, begin: int = 0) -> Iterator[tuple[int, int, int]]:
+        """Yield (sequence, clock µs, bytes stored before it) of every mark from a sequence on, in order. Raises StoreDamaged,
+        DiskFailed."""
+        for sequence, value in self._rows(MARKS, begin):
             at_us, stored = MARK.unpack(value)
             yield sequence, at_us, stored
 

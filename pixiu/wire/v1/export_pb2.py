@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apixiu/wire/v1/export.proto\x12\x08pixiu.v1\"I\n\rBoundsRequest\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\x12\r\n\x05limit\x18\x03 \x01(\x04\x12\r\n\x05\x61t_us\x18\x04 \x01(\x06\"\xe6\x01\n\x0b\x42oundsReply\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x12\n\npartitions\x18\x03 \x01(\r\x12\r\n\x05\x66irst\x18\x04 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x05 \x01(\x04\x12\x0c\n\x04rows\x18\x06 \x01(\x04\x12\x10\n\x08\x61\x64vanced\x18\x07 \x01(\x04\x12\n\n\x02\x61t\x18\x08 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\t \x01(\x04\x12)\n\x08replicas\x18\n \x03(\x0b\x32\x17.pixiu.v1.ExportReplica\x12\r\n\x05leads\x18\x0b \x01(\x08\x12\x0f\n\x07\x63luster\x18\x0c \x01(\t\"3\n\rExportReplica\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"z\n\rRowsOfRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\t\x12\r\n\x05users\x18\x03 \x03(\x06\x12\r\n\x05\x62\x65gin\x18\x04 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x05 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x06 \x01(\x0c\x12\x0f\n\x07\x61pplied\x18\x07 \x01(\x04\"W\n\x0bRowsOfReply\x12\x0e\n\x06schema\x18\x01 \x01(\x0c\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x0c\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x0c\n\x04next\x18\x04 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\x0c\"@\n\x0bHoldRequest\x12\x0e\n\x06reader\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x0f\n\x07release\x18\x03 \x01(\x08\"\x0b\n\tHoldReply2\xb0\x01\n\x06\x45xport\x12\x38\n\x06\x42ounds\x12\x17.pixiu.v1.BoundsRequest\x1a\x15.pixiu.v1.BoundsReply\x12\x38\n\x04Rows\x12\x17.pixiu.v1.RowsOfRequest\x1a\x15.pixiu.v1.RowsOfReply0\x01\x12\x32\n\x04Hold\x12\x15.pixiu.v1.HoldRequest\x1a\x13.pixiu.v1.HoldReplyB7\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apixiu/wire/v1/export.proto\x12\x08pixiu.v1\"m\n\rBoundsRequest\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\x12\r\n\x05limit\x18\x03 \x01(\x04\x12\r\n\x05\x61t_us\x18\x04 \x01(\x06\x12\x13\n\x0blimit_bytes\x18\x05 \x01(\x04\x12\r\n\x05sizes\x18\x06 \x01(\x08\"\xf5\x01\n\x0b\x42oundsReply\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x12\n\npartitions\x18\x03 \x01(\r\x12\r\n\x05\x66irst\x18\x04 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x05 \x01(\x04\x12\x0c\n\x04rows\x18\x06 \x01(\x04\x12\x10\n\x08\x61\x64vanced\x18\x07 \x01(\x04\x12\n\n\x02\x61t\x18\x08 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\t \x01(\x04\x12)\n\x08replicas\x18\n \x03(\x0b\x32\x17.pixiu.v1.ExportReplica\x12\r\n\x05leads\x18\x0b \x01(\x08\x12\x0f\n\x07\x63luster\x18\x0c \x01(\t\x12\r\n\x05\x62ytes\x18\r \x01(\x04\"3\n\rExportReplica\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"z\n\rRowsOfRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\t\x12\r\n\x05users\x18\x03 \x03(\x06\x12\r\n\x05\x62\x65gin\x18\x04 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x05 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x06 \x01(\x0c\x12\x0f\n\x07\x61pplied\x18\x07 \x01(\x04\"W\n\x0bRowsOfReply\x12\x0e\n\x06schema\x18\x01 \x01(\x0c\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x0c\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x0c\n\x04next\x18\x04 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\x0c\"@\n\x0bHoldRequest\x12\x0e\n\x06reader\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x0f\n\x07release\x18\x03 \x01(\x08\"\x0b\n\tHoldReply2\xb0\x01\n\x06\x45xport\x12\x38\n\x06\x42ounds\x12\x17.pixiu.v1.BoundsRequest\x1a\x15.pixiu.v1.BoundsReply\x12\x38\n\x04Rows\x12\x17.pixiu.v1.RowsOfRequest\x1a\x15.pixiu.v1.RowsOfReply0\x01\x12\x32\n\x04Hold\x12\x15.pixiu.v1.HoldRequest\x1a\x13.pixiu.v1.HoldReplyB7\n\rpixiu.wire.v1P\x01Z\x14pixiu/wire/v1;wirev1\xaa\x02\rPixiu.Wire.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,19 +33,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rpixiu.wire.v1P\001Z\024pixiu/wire/v1;wirev1\252\002\rPixiu.Wire.V1'
   _globals['_BOUNDSREQUEST']._serialized_start=40
-  _globals['_BOUNDSREQUEST']._serialized_end=113
-  _globals['_BOUNDSREPLY']._serialized_start=116
-  _globals['_BOUNDSREPLY']._serialized_end=346
-  _globals['_EXPORTREPLICA']._serialized_start=348
-  _globals['_EXPORTREPLICA']._serialized_end=399
-  _globals['_ROWSOFREQUEST']._serialized_start=401
-  _globals['_ROWSOFREQUEST']._serialized_end=523
-  _globals['_ROWSOFREPLY']._serialized_start=525
-  _globals['_ROWSOFREPLY']._serialized_end=612
-  _globals['_HOLDREQUEST']._serialized_start=614
-  _globals['_HOLDREQUEST']._serialized_end=678
-  _globals['_HOLDREPLY']._serialized_start=680
-  _globals['_HOLDREPLY']._serialized_end=691
-  _globals['_EXPORT']._serialized_start=694
-  _globals['_EXPORT']._serialized_end=870
+  _globals['_BOUNDSREQUEST']._serialized_end=149
+  _globals['_BOUNDSREPLY']._serialized_start=152
+  _globals['_BOUNDSREPLY']._serialized_end=397
+  _globals['_EXPORTREPLICA']._serialized_start=399
+  _globals['_EXPORTREPLICA']._serialized_end=450
+  _globals['_ROWSOFREQUEST']._serialized_start=452
+  _globals['_ROWSOFREQUEST']._serialized_end=574
+  _globals['_ROWSOFREPLY']._serialized_start=576
+  _globals['_ROWSOFREPLY']._serialized_end=663
+  _globals['_HOLDREQUEST']._serialized_start=665
+  _globals['_HOLDREQUEST']._serialized_end=729
+  _globals['_HOLDREPLY']._serialized_start=731
+  _globals['_HOLDREPLY']._serialized_end=742
+  _globals['_EXPORT']._serialized_start=745
+  _globals['_EXPORT']._serialized_end=921
 # @@protoc_insertion_point(module_scope)

@@ -28,6 +28,8 @@ class BoundsRequest(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     AT_US_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    SIZES_FIELD_NUMBER: _builtins.int
     begin: _builtins.int
     """`rows` and `advanced` count from here"""
     end: _builtins.int
@@ -36,6 +38,10 @@ class BoundsRequest(_message.Message):
     """rows between `begin` and `advanced`"""
     at_us: _builtins.int
     """Unix µs; `at` is the position of the first row that was stored then or later; 0: not wanted"""
+    limit_bytes: _builtins.int
+    """bytes of records between `begin` and `advanced`, unless one alone has more; instead of `limit`"""
+    sizes: _builtins.bool
+    """`bytes` is wanted"""
     def __init__(
         self,
         *,
@@ -43,10 +49,12 @@ class BoundsRequest(_message.Message):
         end: _builtins.int = ...,
         limit: _builtins.int = ...,
         at_us: _builtins.int = ...,
+        limit_bytes: _builtins.int = ...,
+        sizes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "begin", b"begin", "end", b"end", "limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_us", b"at_us", "begin", b"begin", "end", b"end", "limit", b"limit", "limit_bytes", b"limit_bytes", "sizes", b"sizes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -68,6 +76,7 @@ class BoundsReply(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     LEADS_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """xiu or pi"""
     partition: _builtins.int
@@ -86,6 +95,8 @@ class BoundsReply(_message.Message):
     """this replica leads its partition: nothing that was confirmed lies behind `end`"""
     cluster: _builtins.str
     """what tells this cluster from every other one, 16 hex digits; empty: not known"""
+    bytes: _builtins.int
+    """of the rows that `rows` counts, their heads included; with `limit_bytes` up to `advanced`"""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExportReplica]:
         """of all partitions of the role, as far as is known"""
@@ -105,10 +116,11 @@ class BoundsReply(_message.Message):
         replicas: _abc.Iterable[Global___ExportReplica] | None = ...,
         leads: _builtins.bool = ...,
         cluster: _builtins.str = ...,
+        bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advanced", b"advanced", "applied", b"applied", "at", b"at", "cluster", b"cluster", "end", b"end", "first", b"first", "leads", b"leads", "partition", b"partition", "partitions", b"partitions", "replicas", b"replicas", "role", b"role", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advanced", b"advanced", "applied", b"applied", "at", b"at", "bytes", b"bytes", "cluster", b"cluster", "end", b"end", "first", b"first", "leads", b"leads", "partition", b"partition", "partitions", b"partitions", "replicas", b"replicas", "role", b"role", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1265,6 +1265,7 @@ class TopicReadReply(_message.Message):
     SEALED_FIELD_NUMBER: _builtins.int
     CHILDREN_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
+    MEAN_BYTES_FIELD_NUMBER: _builtins.int
     blocks: _builtins.bytes
     """stored blocks, each behind its stamp; the first may begin before the offset asked for"""
     next: _builtins.int
@@ -1278,6 +1279,8 @@ class TopicReadReply(_message.Message):
     gap_high: _builtins.int
     sealed: _builtins.bool
     """nothing follows `committed_end`"""
+    mean_bytes: _builtins.int
+    """with `end`: about what a message of the part takes in a block; 0: not known"""
     @_builtins.property
     def children(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicPart]: ...
     @_builtins.property
@@ -1296,10 +1299,11 @@ class TopicReadReply(_message.Message):
         sealed: _builtins.bool = ...,
         children: _abc.Iterable[Global___TopicPart] | None = ...,
         store: Global___TopicStore | None = ...,
+        mean_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "children", b"children", "committed_end", b"committed_end", "first", b"first", "gap_high", b"gap_high", "gap_low", b"gap_low", "next", b"next", "sealed", b"sealed", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "children", b"children", "committed_end", b"committed_end", "first", b"first", "gap_high", b"gap_high", "gap_low", b"gap_low", "mean_bytes", b"mean_bytes", "next", b"next", "sealed", b"sealed", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -64,10 +64,11 @@ class Rows:
         """See `xiu.core.Store`."""
         raise AssertionError("no write fails here")
 
-    def marks(self) -> Iterator[tuple[int, int, int]]:
+    def marks(self, begin: int = 0) -> Iterator[tuple[int, int, int]]:
         """See `xiu.core.Store`."""
         for key in sorted(key for key in self.rows if key[:1] == MARKS):
-            yield KEY.unpack(key)[1], *MARK.unpack(self.rows[key])
+            if KEY.unpack(key)[1] >= begin:
+                yield KEY.unpack(key)[1], *MARK.unpack(self.rows[key])
 
     def block_of(self, sequence: int) -> Block | None:
         """See `xiu.store.reading.StoredBlocks`."""
