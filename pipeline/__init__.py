@@ -18,8 +18,8 @@ from typing import Any
 def register(spark: Any) -> None:
     """Make `format("pixiu")` known to a SparkSession, one of Spark Connect included; nothing else of the session changes.
 
-    On this machine the source runs in this Python, which has its packages, unless PYSPARK_PYTHON names another one: Spark would take
-    the first python3 on the PATH. Elsewhere set PYSPARK_PYTHON to a Python of the executors that has `pixiu-cluster[spark]`.
+    On this machine the source runs in this Python, which has its packages, unless PYSPARK_PYTHON names another one: Spark would
+    take the first python3 on the PATH. Elsewhere set PYSPARK_PYTHON to a Python of the executors that has `pixiu-cluster[spark]`.
     """
     from pipeline.format import PixiuSource  # it needs PySpark, which importing this package does not
 

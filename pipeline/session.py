@@ -63,8 +63,8 @@ def find_java() -> None:
 def open_session(
     name: str, master: str = "", memory: str = "1g", settings: Mapping[str, str] | None = None, *, brief: bool = False
 ) -> SparkSession:
-    """Open a session. `master` empty: spark-submit's, else this machine. `brief`: for a few seconds, in which good machine code does
-    not pay. If this process has a session, that one is returned, with `format("pixiu")` and otherwise as it is.
+    """Open a session. `master` empty: spark-submit's, else this machine. `brief`: for a few seconds, in which good machine code
+    does not pay. If this process has a session, that one is returned, with `format("pixiu")` and otherwise as it is.
 
     Raises ConfigurationError without PySpark or Java.
     """

@@ -54,8 +54,8 @@ def register(spark: Any, target: str, *, topics: Sequence[str] = (), names: Any 
 
 
 def decoded(messages: Any) -> Any:
-    """Table `messages` with readable columns: `lane`, `application_type`, `topic`, `headers`, `stamps` and `content` instead of `type`,
-    `flags`, `ext`, `trace` and `body`."""
+    """Table `messages` with readable columns: `lane`, `application_type`, `topic`, `headers`, `stamps` and `content` instead of
+    `type`, `flags`, `ext`, `trace` and `body`."""
     return messages.select(
         "msg_id", "xiu_partition", "seq", "snowflake_id", "key", "sender", "sent_at", "stored_at", "lifetime_min",
         px.lane().alias("lane"), px.application_type().alias("application_type"), px.topic_of().alias("topic"),

@@ -91,7 +91,8 @@ def parse_wanted(option: str, text: str, default: int) -> Wanted:
     positions = parse_numbers(text, (0, MAX_PARTITION), (EARLIEST, MAX_MSG_SEQUENCE + 1))
     if positions is None:
         raise InvalidArgument(
-            f'{option} is earliest, latest, or a position for each Xiu partition like {{"0": 4294967297, "1": -2}}, not {text!r:.200}'
+            f'{option} is earliest, latest, or a position for each Xiu partition like {{"0": 4294967297, "1": -2}}, '
+            f"not {text!r:.200}"
         )
     return Wanted(default, tuple(sorted(positions.items())))
 

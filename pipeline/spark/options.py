@@ -25,7 +25,8 @@ RANGE_OPTIONS: Final = (
 )  # fmt: skip
 TRIGGER_OPTIONS: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 READ_OPTIONS: Final = (
-    "target", "table", "columns", "includeHeaders", "partitions", "users", *RANGE_OPTIONS, *TRIGGER_OPTIONS, "reader", "retrySeconds",
+    "target", "table", "columns", "includeHeaders", "partitions", "users", *RANGE_OPTIONS, *TRIGGER_OPTIONS, "reader",
+    "retrySeconds",
 )  # fmt: skip
 WRITE_OPTIONS: Final = ("target", "query", "kind", "idColumns", "level", "retrySeconds")
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "path"})

@@ -10,6 +10,7 @@ Source: docs/pipeline.md.
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import random
 import time
@@ -62,6 +63,7 @@ _LOST: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED,
      grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 )  # fmt: skip
+LOG: Final = logging.getLogger("pixiu.pipeline")
 Addresses = dict[int, tuple[str, ...]]
 """Partition → addresses of its replicas."""
 
@@ -187,8 +189,8 @@ class Replicas:
         self, partition: int, begin: int = 0, end: int = 0, limit: int = 0, at_us: int = 0, *, limit_bytes: int = 0,
         sizes: bool = False,
     ) -> export_pb2.BoundsReply:  # fmt: skip
-        """Return a partition's bounds of positions: of all replicas that answer, the most advanced one's. The arguments are those of
-        `export.proto`. Raises Unavailable."""
+        """Return a partition's bounds of positions: of all replicas that answer, the most advanced one's. The arguments are those
+        of `export.proto`. Raises Unavailable."""
         request = export_pb2.BoundsRequest(
             begin=begin, end=end, limit=limit, at_us=at_us, limit_bytes=limit_bytes, sizes=sizes
         )  # fmt: skip
@@ -268,7 +270,7 @@ class Replicas:
         position, after = rows.begin, b""
         until, pause = time.monotonic() + self._retry_s, FIRST_PAUSE_S
         queue_until = time.monotonic() + QUEUE_S
-        last = rows.end > 0 and position >= rows.end
+        last, tries = rows.end > 0 and position >= rows.end, 0
         while not last:
             full = False
             problem: PixiuError = Unavailable(f"no replica of {self._role} partition {rows.partition} is known")
@@ -295,9 +297,13 @@ class Replicas:
                     last = True
                     break
                 except grpc.RpcError as error:
-                    problem = error_of(error, address)
+                    problem, tries = error_of(error, address), tries + 1
                     if problem.code not in AGAIN:
                         raise problem from None
+                    LOG.warning(
+                        "%s partition %d: %s; read on elsewhere from position %d, try %d",
+                        self._role, rows.partition, problem, position, tries,
+                    )  # fmt: skip
                     full = full or problem.code == Overloaded.code
                 finally:
                     call.cancel()

@@ -178,7 +178,7 @@ def test_a_start_by_time(cluster: Cluster) -> None:
     assert tasks(startingTimestamp="8") == [(0, 8, 11)]
     assert tasks(startingOffsetsByTimestamp='{"0": 9}') == [(0, 9, 11), (1, 0, 6)]
     assert tasks(endingOffsetsByTimestamp='{"0": 3, "1": 99}') == [(0, 0, 3), (1, 0, 6)]
-    with pytest.raises(InvalidArgument, match="Xiu partition 1 has nothing since 8 .* startingOffsetsByTimestampStrategy=latest"):
+    with pytest.raises(InvalidArgument, match=r"Xiu partition 1 has nothing since 8 .* startingOffsetsByTimestampStrategy=latest"):
         tasks(startingTimestamp="8", startingOffsetsByTimestampStrategy="error")
     with pytest.raises(InvalidArgument, match="the starting offsets name Xiu partition 7; the cluster has 0 to 1"):
         tasks(startingOffsetsByTimestamp='{"7": 9}')

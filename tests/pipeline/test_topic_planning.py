@@ -162,7 +162,7 @@ def test_micro_batches(topic: Topic) -> None:
 def test_limits_of_micro_batches(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=lambda: now))
-    topic.parts, topic.bounds[2] = {part: (0, 65536, topic_pb2.PART_OPEN, ()) for part in (1, 2)}, [0, 3]
+    topic.parts, topic.bounds[2] = dict.fromkeys((1, 2), (0, 65536, topic_pb2.PART_OPEN, ())), [0, 3]
     reader = stream(maxBytesPerTrigger="200")
     limit, start = reader.getDefaultReadLimit(), reader.initialOffset()
     assert limit == ReadMaxBytes(200)
