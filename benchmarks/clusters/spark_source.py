@@ -20,13 +20,18 @@ with all columns (CPU seconds: Xiu 0.15, worker 0.12, JVM 0.32) and 391,000 with
 517,000 a CPU second of worker and JVM; Parquet 333,000 (JVM 0.5), the rate source 383,000 (0.34). The sink 28,100 mails a second,
 95,000 a CPU second of its worker, of which a tenth is its start. Live mail 23 ms at p99 alone, 41 beside the export.
 
-    python -m benchmarks.clusters.spark_source [--rows 300000] [--mails 20000] [--seconds 5] [--json]
+Column sets and shapes (`--shapes`, without a cluster: a source that repeats one record batch, so all that is measured is what Spark
+does with it). Estimate: a row costs the JVM 0.4 µs and each column 0.1, so a struct of the 14 columns saves nothing, and one packed
+binary, which somebody has to unpack again, two thirds.
+
+    python -m benchmarks.clusters.spark_source [--rows 300000] [--mails 20000] [--seconds 5] [--shapes] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -47,6 +52,13 @@ from pipeline.spark.replicas import Replicas, Rows
 from pixiu.wire.export_tables import MESSAGES, columns_of
 
 USERS = 1000
+SETS = {
+    "all columns": (),
+    "six columns": ("msg_id", "key", "sender", "stored_at", "flags", "body"),
+    "msg_id and body": ("msg_id", "body"),
+    "body alone": ("body",),
+}
+SHAPES = ("flat", "three structs", "one struct", "packed", "six", "body")
 BODY = bytes(100)
 EXPORT = """
 import sys
@@ -151,14 +163,21 @@ def spark_cases(running: Running, rows: int, mails: int, folder: str) -> list[Ro
     def forget(frame: Any) -> None:
         frame.write.format("noop").mode("overwrite").save()
 
-    def source() -> Any:
-        return spark.read.format("pixiu").option("target", running.registry).load()
+    def source(columns: tuple[str, ...] = ()) -> Any:
+        return spark.read.format("pixiu").option("target", running.registry).option("columns", ",".join(columns)).load()
 
-    found = [case("source, all columns", rows, xiu, lambda: forget(source()))]
-    found.append(case("source, body alone", rows, xiu, lambda: forget(
-        spark.read.format("pixiu").option("target", running.registry).option("columns", "body").load())))  # fmt: skip
     source().write.parquet(f"{folder}/parquet")
-    found.append(case("Parquet, the same rows", rows, xiu, lambda: forget(spark.read.parquet(f"{folder}/parquet"))))
+    found = []
+    for name, columns in SETS.items():
+        found.append(case(f"source, {name}", rows, xiu, lambda columns=columns: forget(source(columns))))  # type: ignore[misc]
+        found.append(
+            case(
+                f"Parquet, {name}",
+                rows,
+                xiu,
+                lambda columns=columns: forget(spark.read.parquet(f"{folder}/parquet").select(*columns or "*")),  # type: ignore[misc]
+            )
+        )
 
     def rate() -> None:
         frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 1).load()
@@ -177,6 +196,64 @@ def spark_cases(running: Running, rows: int, mails: int, folder: str) -> list[Ro
     return found
 
 
+def one_batch(shape: str, rows: int = 8192) -> Any:
+    """A record batch with the columns of table `messages` in a shape."""
+    import pyarrow as pa
+
+    from pipeline.spark.schema import arrow_schema
+
+    columns = columns_of(MESSAGES, SETS["six columns"] if shape == "six" else ("body",) if shape == "body" else ())
+    data = [
+        pa.array([BODY if name == "body" else b""] * rows, each.type)
+        if (name := each.name) in ("body", "ext", "trace")
+        else pa.array(range(rows), pa.int64()).cast(each.type)
+        for each in arrow_schema(columns)
+    ]
+    flat = pa.RecordBatch.from_arrays(data, schema=arrow_schema(columns))
+    if shape == "packed":
+        return pa.RecordBatch.from_pydict({"record": pa.array([bytes(180)] * rows, pa.binary())})
+    if shape in ("flat", "six", "body"):
+        return flat
+    cuts = [0, 5, 11, 14] if shape == "three structs" else [0, 14]
+    groups = [flat.select(range(low, high)) for low, high in itertools.pairwise(cuts)]
+    return pa.RecordBatch.from_arrays([group.to_struct_array() for group in groups], names=[f"s{at}" for at in range(len(groups))])
+
+
+def shape_cases(rows: int) -> list[Row]:
+    """Measure what the JVM takes for rows by the shape of their columns."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from pipeline.session import open_session
+
+    class Repeated(DataSource, DataSourceReader):
+        """One record batch, again and again."""
+
+        @classmethod
+        def name(cls) -> str:
+            return "repeated"
+
+        def schema(self) -> Any:
+            return from_arrow_schema(one_batch(self.options["shape"], 1).schema)
+
+        def reader(self, schema: Any) -> DataSourceReader:
+            return self
+
+        def read(self, partition: InputPartition) -> Any:
+            batch = one_batch(self.options["shape"])
+            for _ in range(int(self.options["batches"])):
+                yield batch
+
+    spark = open_session("bench", "local[1]")
+    spark.dataSource.register(Repeated)
+    batches, found = max(1, rows // 8192), []
+    for shape in SHAPES:
+        frame = spark.read.format("repeated").option("shape", shape).option("batches", batches).load()
+        found.append(case(shape, batches * 8192, [], lambda frame=frame: frame.write.format("noop").mode("overwrite").save()))  # type: ignore[misc]
+    spark.stop()
+    return found
+
+
 async def live(target: str, seconds: float) -> tuple[float, float]:
     """Return p50 and p99 in milliseconds of mails sent one after the other."""
     took: list[float] = []
@@ -191,8 +268,10 @@ async def live(target: str, seconds: float) -> tuple[float, float]:
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure everything."""
-    found: dict[str, Any] = {}
+    """Measure everything, or shapes of columns alone."""
+    found: dict[str, Any] = {"live": {}}
+    if arguments.shapes:
+        return found | {"rows": await asyncio.to_thread(shape_cases, arguments.rows)}
     async with cluster(stores=1, settings=["xiu.export_share=1.0"]) as running:
         await fill(running.registry, arguments.rows)
         rows = await asyncio.to_thread(read_all, running.registry)
@@ -221,6 +300,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--mails", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--shapes", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     found = asyncio.run(run(arguments))

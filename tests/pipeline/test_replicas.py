@@ -117,7 +117,8 @@ async def test_rows_are_the_same_from_leader_and_follower_and_when_the_leader_di
         roles.send_signal(leader, signal.SIGKILL)
         rest = await aside(lambda: [identity for batch in batches for identity in batch.column("msg_id").to_pylist()])
         assert got + rest == [identity for identity, _ in scanned]
-    session = registry._SESSIONS[os.getpid(), roles.target()]
+    key = os.getpid(), roles.target()
+    session = registry._SESSIONS[key]
     epoch = mailer.epoch
     await mailer.more(200, epoch)
     await mailer.stop()
@@ -132,10 +133,10 @@ async def test_rows_are_the_same_from_leader_and_follower_and_when_the_leader_di
     with Replicas(roles.target(), "xiu") as replicas:
         await aside(replicas.find)
         assert len(replicas.addresses[0]) == 2, "by a watch"
-    assert {(os.getpid(), roles.target()): session} == registry._SESSIONS, "one session for all that were here"
+    assert registry._SESSIONS[key] is session, "one session for all that were here"
     monkeypatch.setattr(registry, "IDLE_S", 0.0)
     until = time.monotonic() + 60
-    while registry._SESSIONS:
+    while key in registry._SESSIONS:
         assert time.monotonic() < until
         await asyncio.sleep(0.1)
 
@@ -178,3 +179,4 @@ async def test_what_cannot_be_read_is_one_sentence(roles: Roles) -> None:
     await asyncio.sleep(1.5)
     held = await aside(lambda: ask(lambda replicas: replicas.bounds(0)))
     assert held.first == bounds.first, "a reader still needs it"
+    assert await roles.metric(node, "reader_lag") == held.rows
