@@ -108,5 +108,6 @@ def own_session(spark: SparkSession) -> SparkSession:
     """Make a session for a job beside a caller's: the same Spark, and settings of its own, as jobs need times in UTC."""
     made = spark.newSession()
     made.conf.set("spark.sql.session.timeZone", "UTC")
+    made.conf.set(SHUFFLE, spark.conf.get(SHUFFLE))
     register(made)
     return made

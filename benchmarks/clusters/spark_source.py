@@ -226,7 +226,7 @@ def shape_cases(rows: int) -> list[Row]:
 
     from pipeline.session import open_session
 
-    class Repeated(DataSource, DataSourceReader):
+    class Repeated(DataSource, DataSourceReader):  # type: ignore[misc]
         """One record batch, again and again."""
 
         @classmethod
