@@ -171,10 +171,9 @@ def test_a_session_of_ones_own_stays_as_it_is(spark: Any, store: Store, monkeypa
         assert spark.conf.get(SHUFFLE) == "2"
         monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
         monkeypatch.setattr(context, "pythonExec", "/no/python3")  # as where another python3 is first on the PATH
-        another = spark.newSession()
-        register(another)
+        register(spark)
         assert context.pythonExec == "/no/python3"
-        assert batch(another, store, users=of(uin)).count() == 5
+        assert batch(spark, store, users=of(uin)).count() == 5
     finally:
         spark.conf.set(zone, "UTC")
 
