@@ -252,7 +252,7 @@ class PixiuStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: Offsets = {}
         """The end of the newest micro-batch."""
         self._taken_at = -math.inf
-        """When there was a micro-batch last, by the monotonic clock: the first one does not wait."""
+        """Monotonic time of the last micro-batch; the first one does not wait."""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_replicas": None}

@@ -231,7 +231,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: Place | None = None
         """The end of the newest micro-batch."""
         self._taken_at = -math.inf
-        """When there was a micro-batch last, by the monotonic clock: the first one does not wait."""
+        """Monotonic time of the last micro-batch; the first one does not wait."""
         self._lost = 0
         self._manifests = Manifests()
 
