@@ -220,7 +220,7 @@ def check_words(starting: int, ending: int, *, streaming: bool) -> None:
 
 
 def latest_if_none(given: Given) -> bool:
-    """What `startingOffsetsByTimestampStrategy` says; the default is Kafka's other word: an idle partition is no mistake."""
+    """True unless `startingOffsetsByTimestampStrategy` is `error`, which Kafka has as default: an idle partition is no mistake."""
     return given.one_of("startingOffsetsByTimestampStrategy", ("latest", "error")) == "latest"
 
 
