@@ -24,18 +24,14 @@ def register(spark: Any) -> None:
     from pipeline.format import PixiuSource  # it needs PySpark, which importing this package does not
 
     context = None if is_connect(spark) else spark.sparkContext
-    here = context is not None and context.master.startswith("local") and not os.environ.get("PYSPARK_PYTHON")
-    theirs = context.pythonExec if here else ""
-    try:
-        if here:
-            context.pythonExec = sys.executable  # registering notes it for this source alone
+    if context is None or not context.master.startswith("local") or os.environ.get("PYSPARK_PYTHON"):
         spark.dataSource.register(PixiuSource)
-    except Exception as error:
-        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):  # a session beside one that knows it knows it too
-            raise
+        return
+    theirs, context.pythonExec = context.pythonExec, sys.executable  # registering notes it for this source alone
+    try:
+        spark.dataSource.register(PixiuSource)
     finally:
-        if here:
-            context.pythonExec = theirs
+        context.pythonExec = theirs
 
 
 def is_connect(spark: Any) -> bool:

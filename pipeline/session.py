@@ -10,7 +10,8 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,7 @@ JAVA: Final = "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 fill: then Java stops compiling."""
 BRIEF: Final = "-XX:TieredStopAtLevel=1"
 """Without the second compiler: half the CPU for a job of a few seconds, but more for a long one."""
+ZONE: Final = "spark.sql.session.timeZone"
 SHUFFLE: Final = "spark.sql.shuffle.partitions"
 SHIM: Final = """#!/bin/sh
 # Spark asks for a module that this JDK leaves out.
@@ -82,7 +84,7 @@ def open_session(
     here = str(Path(__file__).resolve().parent.parent)
     if here not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-    builder = SparkSession.builder.appName(name).config("spark.sql.session.timeZone", "UTC")
+    builder = SparkSession.builder.appName(name).config(ZONE, "UTC")
     if not master and "SPARK_ENV_LOADED" not in os.environ:
         master = DEFAULT_MASTER
     if master:
@@ -104,10 +106,13 @@ def open_session(
     return spark
 
 
-def own_session(spark: SparkSession) -> SparkSession:
-    """Make a session for a job beside a caller's: the same Spark, and settings of its own, as jobs need times in UTC."""
-    made = spark.newSession()
-    made.conf.set("spark.sql.session.timeZone", "UTC")
-    made.conf.set(SHUFFLE, spark.conf.get(SHUFFLE))
-    register(made)
-    return made
+@contextmanager
+def lent(spark: SparkSession) -> Iterator[SparkSession]:
+    """Give a session of the caller's to a job: it knows `format("pixiu")`, and its times are UTC until the block ends."""
+    theirs = spark.conf.get(ZONE)
+    register(spark)
+    spark.conf.set(ZONE, "UTC")
+    try:
+        yield spark
+    finally:
+        spark.conf.set(ZONE, theirs)

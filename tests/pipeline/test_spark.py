@@ -154,7 +154,7 @@ def test_decoders_and_views(spark: Any, store: Store, tmp_path: Path) -> None:
 def test_a_session_of_ones_own_stays_as_it_is(spark: Any, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeline import register
     from pipeline.jobs import skew
-    from pipeline.session import open_session, own_session
+    from pipeline.session import lent, open_session
 
     (uin,) = store.users(1)
     store.send([uin], [b"x"] * 5)
@@ -164,11 +164,11 @@ def test_a_session_of_ones_own_stays_as_it_is(spark: Any, store: Store, monkeypa
         assert (
             open_session("another name", "local[7]", settings={"spark.sql.shuffle.partitions": "99"}).conf.get(zone) == "Asia/Tokyo"
         )
-        own = own_session(spark)
-        assert (own.conf.get(zone), spark.conf.get(zone)) == ("UTC", "Asia/Tokyo")
-        report, _ = skew.run(own, skew.SkewOptions(target=store.target))
+        with lent(spark) as session:
+            assert session.conf.get(zone) == "UTC"
+            report, _ = skew.run(session, skew.SkewOptions(target=store.target))
         assert report.facts["messages"] >= 5
-        assert spark.conf.get(SHUFFLE) == "2"
+        assert (spark.conf.get(zone), spark.conf.get(SHUFFLE)) == ("Asia/Tokyo", "2")
         monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
         monkeypatch.setattr(context, "pythonExec", "/no/python3")  # as where another python3 is first on the PATH
         register(spark)
