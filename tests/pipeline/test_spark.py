@@ -393,7 +393,7 @@ def test_the_tutorial(spark: Any, store: Store, tmp_path: Path) -> None:
     page = (tmp_path / "alarms.html").read_text()
     assert "sensors/kitchen" in page
     alarms = {row.sensor: (row.alarms, row.acknowledged) for row in names["rows"]}
-    assert alarms["sensors/hall"] == (10, 0)
+    assert alarms["sensors/hall"] == (20, 0)
     assert alarms["sensors/kitchen"] == (30, 30)
 
 
