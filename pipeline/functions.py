@@ -5,8 +5,8 @@
     body   ──▶ topic_of, content                inboxes        ──▶ receivers of each message
     names  ──▶ ids, for `named`: users and topics are 63 bits of a hash, which nothing turns back
 
-    from pipeline import functions as px
-    mails.select(px.lane("type"), px.content("body", "flags"), px.headers("ext")["tag"])
+    from pipeline import functions as decode
+    mails.select(decode.lane("type"), decode.content("body", "flags"), decode.headers("ext")["tag"])
 
 Source: docs/pipeline.md, "Decoders"; docs/protocol.md, "Record".
 """
