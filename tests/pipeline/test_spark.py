@@ -9,12 +9,13 @@ import re
 import shutil
 import urllib.request
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.queries import BUSY, TRIES, run_to_end
+from pipeline.queries import BUSY, TRIES, run_to_end, until_not_busy
 from pipeline.session import SHUFFLE
 from pixiu.ids import topic_room, uin_of_name
 from pixiu.wire.record import STAMP, Flag
@@ -388,7 +389,7 @@ def test_the_tutorial(spark: Any, store: Store, tmp_path: Path) -> None:
             wait_for(
                 lambda: batch(spark, store, table="acknowledgements", users="9001").where("up_to + map <> 0").count(), "a cursor"
             )
-        exec(text, names)
+        until_not_busy(partial(exec, text, names))
     assert {(row.sensor, row.readings) for row in names["result"].collect()} == {("sensors/hall", 70), ("sensors/kitchen", 70)}
     page = (tmp_path / "alarms.html").read_text()
     assert "sensors/kitchen" in page
