@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from pipeline.reading import problem_of, write_tables
+from pipeline.reading import problem_of, sentence_of, write_tables
+from pipeline.report import when
 from pipeline.session import open_session
-from pixiu.errors import InvalidArgument, PixiuError
+from pixiu.errors import InvalidArgument, PixiuError, Unavailable
+from pixiu.version import __version__
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, console, error_console, guarded, operator, print_json
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 
 EXIT_FOUND: Final = 1
 """The job ran, and found something."""
+LAST_BYTES: Final = 4096
 pipeline = typer.Typer(help="Run Spark jobs on what the cluster stores.", no_args_is_help=True)
 Master = Annotated[str, typer.Option("--master", help="Master of Spark [default: this machine].", metavar="URL")]
 Out = Annotated[str, typer.Option("--out", help="Write all rows here as Parquet.", metavar="FOLDER")]
@@ -40,7 +45,7 @@ Run = Callable[[Any], tuple["Report", dict[str, Any]]]
 @contextmanager
 def _session(job: str, master: str) -> Iterator[Any]:
     """Open a session for the block; PIXIU_KEEP_SESSION keeps it afterwards."""
-    with error_console().status(f"starting Spark for {job}…"):
+    with _quiet_java(), error_console().status(f"starting Spark for {job}…"):
         keep = "PIXIU_KEEP_SESSION" in os.environ
         spark = open_session(f"pixiu {job}", master, brief=not keep)
         _silence(spark)
@@ -49,6 +54,38 @@ def _session(job: str, master: str) -> Iterator[Any]:
     finally:
         if not keep:
             spark.stop()
+
+
+@contextmanager
+def _quiet_java() -> Iterator[None]:
+    """Give a Java that is started in the block another stderr: what it and Spark print there is no sentence for a user. Ours stays
+    where it was. If the start fails, the last line that was printed is part of the error."""
+    try:
+        ours = sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # replaced, by a test or a notebook
+        ours = -1
+    with tempfile.TemporaryFile() as printed:
+        kept = os.dup(2)
+        os.set_inheritable(kept, False)
+        os.dup2(printed.fileno(), 2)
+        before = sys.stderr
+        if ours == 2:
+            sys.stderr = os.fdopen(os.dup(kept), "w", encoding=before.encoding, errors="backslashreplace", buffering=1)
+        try:
+            yield
+        except PixiuError:
+            raise
+        except Exception as error:
+            printed.seek(max(0, printed.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = printed.read().decode(errors="replace").split("\n")
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            raise Unavailable(f"Spark did not start: {sentence_of(error)}{f' ({last})' if last else ''}") from None
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            if sys.stderr is not before:
+                sys.stderr.close()
+                sys.stderr = before
 
 
 def _silence(spark: Any) -> None:
@@ -60,19 +97,22 @@ def _silence(spark: Any) -> None:
         PySparkLogger.getLogger(name).disabled = True
 
 
-def run_job(job: str, run: Run, *, master: str, as_json: bool, out: str, html: Path | None) -> None:
-    """Run a job and report its result. Any error becomes one sentence and exit code 2."""
+def run_job(
+    job: str, run: Run, *, master: str, as_json: bool, out: str, html: Path | None, about: Mapping[str, object] | None = None
+) -> None:
+    """Run a job and report its result, and what it was about. Any error becomes one sentence and exit code 2."""
     began = time.monotonic()
     try:
         with _session(job, master) as spark, error_console().status(f"{job} runs…"):
             report, tables = run(spark)
             if out:
-                write_tables(tables, out)
+                write_tables(spark, tables, out)
     except PixiuError:
         raise
     except Exception as error:
         raise problem_of(error) from None
-    report.facts["seconds"] = round(time.monotonic() - began, 1)
+    made = {"version": __version__, "made_at": when(time.time_ns() // 1000), "time_zone": "UTC"}
+    report.facts = {**(about or {}), **made, **report.facts, "seconds": round(time.monotonic() - began, 1)}
     if html is not None:
         report.write_html(html)
     if as_json:
@@ -111,7 +151,8 @@ def audit(
 
     _needs_folder(html)
     options = job.AuditOptions(target, settle, window, unacked, sends, receipts)
-    run_job("audit", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html)
+    about = {"target": target}
+    run_job("audit", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html, about=about)
 
 
 @pipeline.command()
@@ -137,7 +178,8 @@ def skew(
 
     _needs_folder(html)
     options = job.SkewOptions(target, log, key, partitions, top)
-    run_job("skew", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html)
+    about = {"target": target} if target else {"log": log}
+    run_job("skew", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html, about=about)
 
 
 @pipeline.command()
@@ -155,7 +197,8 @@ def latency(
 
     _needs_folder(html)
     options = job.LatencyOptions(traces, minute)
-    run_job("latency", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html)
+    about = {"traces": traces}
+    run_job("latency", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html, about=about)
 
 
 @pipeline.command()
@@ -164,7 +207,12 @@ def archive(
     path: Annotated[str, typer.Argument(help="Folder, or any path that Spark knows.", metavar="PATH")],
     target: Target = DEFAULT_TARGET,
     verify: Annotated[bool, typer.Option("--verify", help="Archive nothing; check the archive that is there.")] = False,
+    compact: Annotated[bool, typer.Option("--compact", help="Archive nothing; join small batches into large ones.")] = False,
+    keep: Annotated[
+        float, typer.Option("--keep", min=0, help="With --compact: hours for which replaced files stay for readers.")
+    ] = 1.0,
     rows: Annotated[int, typer.Option(min=1, help="Most rows of a batch.")] = 1_000_000,
+    mib: Annotated[int, typer.Option(min=1, help="Most MiB of a batch, by the size of the messages before it.")] = 1024,
     reader: Annotated[str, typer.Option(help="Name by which retention waits for this archive.", metavar="NAME")] = "archive",
     accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Continue without messages that Xiu no longer has.")] = False,
     master: Master = "",
@@ -173,14 +221,20 @@ def archive(
 ) -> None:
     """Archive stored mail as Parquet, by day: what is new since the last run. Exit code 1: something in the archive is damaged."""
     from pipeline.archive import archive as job
+    from pipeline.archive import compact as compaction
 
     _needs_folder(html)
-    options = job.ArchiveOptions(target, path.rstrip("/"), rows, reader, accept_loss)
+    if verify and compact:
+        raise InvalidArgument("--verify or --compact, not both")
+    options = job.ArchiveOptions(target, path.rstrip("/"), rows, mib << 20, reader, accept_loss)
 
     def work(spark: Any) -> tuple[Report, dict[str, Any]]:
+        if compact:
+            return compaction.run(spark, options.path, lambda: time.time_ns() // 1000, keep_h=keep)
         return (job.verify(spark, options.path), {}) if verify else job.run(spark, options)
 
-    run_job("archive", work, master=master, as_json=as_json, out="", html=html)
+    about = {} if verify or compact else {"target": target}
+    run_job("archive", work, master=master, as_json=as_json, out="", html=html, about=about)
 
 
 @pipeline.command()
@@ -212,7 +266,8 @@ def restore(
             f"Restore {what} from {path} into {target}? Messages that are missing both there and in the archive are given up",
             abort=True,
         )
-    run_job("restore", lambda spark: job.run(spark, options), master=master, as_json=as_json, out="", html=html)
+    about = {"target": target}
+    run_job("restore", lambda spark: job.run(spark, options), master=master, as_json=as_json, out="", html=html, about=about)
 
 
 @pipeline.command()
@@ -239,7 +294,8 @@ def retention(
     options = job.RetentionOptions(target, path.rstrip("/"), operator(), reason, older_than, unread, dry_run, reader)
     if not (yes or dry_run):
         typer.confirm(f"Trim what is in {path} and older than {older_than:g} hours from {target}?", abort=True)
-    run_job("retention", lambda spark: job.run(spark, options), master=master, as_json=as_json, out="", html=html)
+    about = {"target": target}
+    run_job("retention", lambda spark: job.run(spark, options), master=master, as_json=as_json, out="", html=html, about=about)
 
 
 @pipeline.command()
@@ -327,10 +383,11 @@ def _names(text: str) -> tuple[str, ...]:
 @guarded
 def ingest(
     path: Annotated[str, typer.Argument(help="Where windows and the checkpoint are kept.", metavar="PATH")],
-    users: Annotated[str, typer.Option(help="UINs that the devices send to, like 7,8.")],
     fields: Annotated[str, typer.Option(help='Of the JSON: "ts timestamp, device string, temp double".')],
     time_field: Annotated[str, typer.Option("--time", help="The field that windows go by.")],
     values: Annotated[str, typer.Option(help="Fields that are summed up, like temp,humidity.")],
+    topic: Annotated[str, typer.Option(help="Durable topic to read.", metavar="TOPIC")] = "",
+    users: Annotated[str, typer.Option(help="Or UINs whose mail to read, like 7,8.")] = "",
     keys: Annotated[str, typer.Option(help="Fields to group by, like device.")] = "",
     window: Annotated[str, typer.Option(help="Of time.")] = "1 minute",
     target: Target = DEFAULT_TARGET,
@@ -339,9 +396,32 @@ def ingest(
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sum up JSON that devices send to a user, in windows of time: what is new since the last run."""
+    """Sum up JSON of a durable topic, or of a user's mail, in windows of time: what is new since the last run."""
     from pipeline.jobs import ingest as job
 
     _needs_folder(html)
-    options = job.IngestOptions(target, path.rstrip("/"), users, fields, time_field, _names(keys), _names(values), window)
-    run_job("ingest", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html)
+    options = job.IngestOptions(
+        target, path.rstrip("/"), users, fields, time_field, _names(keys), _names(values), window, topic=topic
+    )  # fmt: skip
+    about = {"target": target, "path": path}
+    run_job("ingest", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html, about=about)
+
+
+@pipeline.command()
+@guarded
+def reading(
+    path: Annotated[str, typer.Argument(help="Where snapshots are kept.", metavar="PATH")],
+    cohort: Annotated[str, typer.Option(help="Interval of arrival by which mail is grouped.")] = "1 hour",
+    target: Target = DEFAULT_TARGET,
+    master: Master = "",
+    out: Out = "",
+    html: Html = None,
+    as_json: AsJson = False,
+) -> None:
+    """Report the time until mail is read, and what is unread, from a snapshot of acknowledgements at each run."""
+    from pipeline.jobs import reading as job
+
+    _needs_folder(html)
+    options = job.ReadingOptions(target, path.rstrip("/"), cohort)
+    about = {"target": target, "path": path}
+    run_job("reading", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html, about=about)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from pixiu.errors import DiskFull, InvalidArgument, PixiuError, Unavailable
@@ -12,6 +14,7 @@ _FULL: Final = re.compile("No space left on device|Disk quota exceeded")
 _PLACE: Final = re.compile(r"Task failed while writing rows to (\S+?)\.?(?=\s|$)")
 _TRACEBACK: Final = "Traceback (most recent call last):"
 MAX_SENTENCE: Final = 1000
+TIMES: Final = "spark.sql.parquet.outputTimestampType"
 
 
 def read(spark: Any, target: str, **options: object) -> Any:
@@ -81,11 +84,29 @@ def names_in(spark: Any, folder: str) -> list[str]:
     return [str(each.getPath().getName()) for each in system.listStatus(root)] if system.exists(root) else []
 
 
+def remove_folder(spark: Any, folder: str) -> None:
+    """Remove a folder and everything in it, on any file system that Spark knows."""
+    root = spark._jvm.org.apache.hadoop.fs.Path(folder)
+    root.getFileSystem(spark._jsc.hadoopConfiguration()).delete(root, True)
+
+
 def _unreadable(path: str, error: BaseException) -> InvalidArgument:
     return InvalidArgument(f"{path} cannot be read: {sentence_of(error)}")
 
 
-def write_tables(tables: dict[str, Any], folder: str) -> None:
+@contextmanager
+def microseconds(spark: Any) -> Iterator[None]:
+    """Write timestamps as microseconds: Spark's INT96 has no statistics, and no time zone for other programs."""
+    before = spark.conf.get(TIMES)
+    spark.conf.set(TIMES, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        spark.conf.set(TIMES, before)
+
+
+def write_tables(spark: Any, tables: dict[str, Any], folder: str) -> None:
     """Write tables as Parquet, a folder for each, with `_SUCCESS` when it is complete."""
-    for name, frame in tables.items():
-        frame.write.mode("overwrite").parquet(f"{folder}/{name}")
+    with microseconds(spark):
+        for name, frame in tables.items():
+            frame.write.mode("overwrite").parquet(f"{folder}/{name}")

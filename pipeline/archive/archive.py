@@ -8,7 +8,8 @@
 
 The manifests alone determine where the next run continues, so nothing can come between a batch and the note of it. A batch is
 written once, into a folder of its own, whose number is the time in Unix microseconds: a killed run leaves a folder without a
-manifest, which no reader accepts, and the next run plans anew. PATH is a folder, or any file system that Spark knows.
+manifest, which no reader accepts, and the next run plans anew. A manifest may replace other batches (`compact.py`): these do not
+count from the moment it is there. PATH is a folder, or any file system that Spark knows.
 
 Source: docs/pipeline.md.
 """
@@ -17,15 +18,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pipeline.archive.coverage import GIVEN_UP, NONE, Range, check_cluster, cluster_of, holes, reach
 from pipeline.queries import until_not_busy
-from pipeline.reading import names_in, sentence_of
-from pipeline.report import Report, Section, section_of
+from pipeline.reading import microseconds, names_in, sentence_of
+from pipeline.report import SHOWN_ROWS, Bars, Report, Section, section_of, when
 from pipeline.spark.offsets import Offsets, from_json, to_json
 from pipeline.spark.options import read_options
 from pixiu.errors import Gone, InvalidArgument, StoreDamaged, Unavailable
@@ -34,12 +34,21 @@ from pixiu.wire.export_tables import MESSAGES, TABLES, columns_of
 READER: Final = "archive"
 """Name of the archive as a reader, for retention."""
 ROWS_PER_BATCH: Final = 1_000_000
+BYTES_PER_BATCH: Final = 1 << 30
+ROW_BYTES: Final = 100
+"""Estimate of a message without its body."""
+FIRST_ROWS: Final = 10_000
+"""Limit of the rows of a batch while the size of messages is unknown."""
 COLUMNS: Final = [name for name, _ in TABLES[MESSAGES]]
 MANIFEST: Final = (
     "xiu_partition int, begin long, end long, after long, cluster string, "
-    "rows long, first long, last long, bytes long, digest long, first_stored timestamp, last_stored timestamp"
+    "rows long, first long, last long, bytes long, digest long, first_stored timestamp, last_stored timestamp, "
+    "replaces array<bigint>"
 )
-TIMES: Final = "spark.sql.parquet.outputTimestampType"
+ADVICE: Final = (
+    "bring these batches back from a copy of the archive; a new archive in another folder has only what Xiu still stores, and "
+    "the messages that retention trimmed are in this archive alone"
+)
 Summary = dict[int, tuple[int, ...]]
 """Partition → rows, first and last position, bytes of bodies, digest, first and last `stored_at` in Unix microseconds."""
 
@@ -51,6 +60,8 @@ class ArchiveOptions:
     target: str
     path: str
     rows_per_batch: int = ROWS_PER_BATCH
+    bytes_per_batch: int = BYTES_PER_BATCH
+    """Limit of a batch, by the mean size of the messages before it."""
     reader: str = READER
     accept_loss: bool = False
     """Continue after messages that Xiu no longer has and the archive never had."""
@@ -68,9 +79,6 @@ class Source(Protocol):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end at the newest positions now."""
-
-    def getDefaultReadLimit(self) -> Any:
-        """Return the limit of rows of a batch."""
 
     def latestOffset(self, start: dict[str, int | str], limit: Any) -> dict[str, int | str]:
         """Return the end of a batch."""
@@ -91,6 +99,9 @@ class Storage(Protocol):
     def sealed(self) -> set[int]:
         """Return the batches that have a manifest."""
 
+    def size(self) -> tuple[int, int]:
+        """Return the number of messages, and the bytes of their bodies."""
+
     def write(self, batch: int, begins: Offsets, ends: Offsets) -> Summary:
         """Write the messages of a batch, which must be new."""
 
@@ -98,10 +109,20 @@ class Storage(Protocol):
         """Write a batch's manifest."""
 
 
+def rows_for(options: ArchiveOptions, rows: int, size: int) -> int:
+    """The limit of rows of the next batch. `rows`, `size`: messages before it, and the bytes of their bodies."""
+    if not rows:
+        return min(options.rows_per_batch, FIRST_ROWS)
+    return max(1, min(options.rows_per_batch, options.bytes_per_batch * rows // (size + rows * ROW_BYTES)))
+
+
 def archive_new(source: Source, storage: Storage, options: ArchiveOptions, now_us: Callable[[], int]) -> list[int]:
     """Archive messages stored until now, batch after batch; return the batches' numbers. Raises InvalidArgument, Gone,
     Unavailable."""
+    from pyspark.sql.streaming.datasource import ReadMaxRows
+
     known, ranges = storage.sealed(), storage.ranges()
+    size = storage.size() if ranges else (0, 0)
     source.prepareForTriggerAvailableNow()
     check_cluster(options.path, cluster_of(ranges, options.path) or source.cluster, options.target, source.cluster)
     so_far = reach(ranges)
@@ -110,7 +131,7 @@ def archive_new(source: Source, storage: Storage, options: ArchiveOptions, now_u
     unknown = 0 if ranges else NONE
     written: list[int] = []
     while True:
-        end = source.latestOffset(start, source.getDefaultReadLimit())
+        end = source.latestOffset(start, ReadMaxRows(rows_for(options, *size)))
         starts, ends = from_json(start), from_json(end)
         if starts == ends:
             return written
@@ -137,6 +158,7 @@ def archive_new(source: Source, storage: Storage, options: ArchiveOptions, now_u
         source.commit(end)
         so_far |= ends
         start = end
+        size = sum(each[0] for each in summary.values()), sum(each[3] or 0 for each in summary.values())
 
 
 def _lost(path: str, partition: int, position: int, first: int) -> Gone:
@@ -161,6 +183,11 @@ class SparkStorage:
         """See `Storage`."""
         return batches_in(self._spark, f"{self._options.path}/manifest")
 
+    def size(self) -> tuple[int, int]:
+        """See `Storage`."""
+        found = manifests(self._spark, self._options.path).agg({"rows": "sum", "bytes": "sum"}).first()
+        return found["sum(rows)"] or 0, found["sum(bytes)"] or 0
+
     def write(self, batch: int, begins: Offsets, ends: Offsets) -> Summary:
         """See `Storage`."""
         wanted = [each for each in sorted(ends) if begins[each] < ends[each]]
@@ -181,10 +208,11 @@ def write_messages(spark: Any, frame: Any, batch: int, path: str) -> Summary:
     """Write the messages of one batch, whose folder must not exist; return the summary for its manifest."""
     from pyspark.sql import functions as f
 
-    frame = frame.persist()
+    frame = (frame if "day" in frame.columns else frame.withColumn("day", f.to_date("stored_at"))).persist()
     try:
-        with _micros(spark):
-            frame.withColumn("day", f.to_date("stored_at")).write.partitionBy("day").parquet(f"{path}/messages/batch={batch}")
+        with microseconds(spark):
+            writer = frame.write.option("compression", "zstd").partitionBy("day")
+            writer.parquet(f"{path}/messages/batch={batch}")
         found = frame.groupBy("xiu_partition").agg(
             f.count("*"),
             f.min("seq"),
@@ -199,12 +227,13 @@ def write_messages(spark: Any, frame: Any, batch: int, path: str) -> Summary:
         frame.unpersist()
 
 
-def write_manifest(spark: Any, ranges: Sequence[Range], summary: Summary, path: str) -> None:
-    """Write the manifest of one batch, which counts from now on."""
+def write_manifest(spark: Any, ranges: Sequence[Range], summary: Summary, path: str, replaces: Collection[int] = ()) -> None:
+    """Write the manifest of one batch, which counts from now on, instead of those that it replaces."""
     from pyspark.sql import functions as f
 
+    nothing, others = (0, 0, 0, 0, 0, None, None), sorted(replaces) or None
     rows = [
-        (each.partition, each.begin, each.end, each.after, each.cluster, *summary.get(each.partition, (0, 0, 0, 0, 0, None, None)))
+        (each.partition, each.begin, each.end, each.after, each.cluster, *summary.get(each.partition, nothing), others)
         for each in ranges
     ]
     frame = spark.createDataFrame(rows, MANIFEST.replace("timestamp", "long"))
@@ -213,19 +242,9 @@ def write_manifest(spark: Any, ranges: Sequence[Range], summary: Summary, path: 
     frame.coalesce(1).write.json(f"{path}/manifest/batch={ranges[0].batch}")
 
 
-@contextmanager
-def _micros(spark: Any) -> Iterator[None]:
-    """Write timestamps as microseconds: Spark's INT96 has no statistics, and no time zone for other programs."""
-    before = spark.conf.get(TIMES)
-    spark.conf.set(TIMES, "TIMESTAMP_MICROS")
-    try:
-        yield
-    finally:
-        spark.conf.set(TIMES, before)
-
-
 def digest() -> Any:
-    """The digest of all columns of messages, whatever their order."""
+    """The digest of all columns of messages, whatever their order. A null does not change it, so neither does a column that is
+    added later."""
     from pyspark.sql import functions as f
 
     return f.bit_xor(f.xxhash64(*COLUMNS))
@@ -238,7 +257,15 @@ def batches_in(spark: Any, folder: str) -> set[int]:
 
 
 def manifests(spark: Any, path: str) -> Any:
-    """All manifests, with their `batch`. Raises InvalidArgument if there is no archive."""
+    """The manifests of all batches that count, with their `batch`. Raises InvalidArgument if there is no archive."""
+    from pyspark.sql import functions as f
+
+    found = every_manifest(spark, path)  # its files are listed once
+    return found.join(found.select(f.explode("replaces").alias("batch")), "batch", "left_anti")
+
+
+def every_manifest(spark: Any, path: str) -> Any:
+    """All manifests, those of replaced batches included. Raises InvalidArgument if there is no archive."""
     try:
         return spark.read.schema(f"{MANIFEST}, batch long").json(f"{path}/manifest")
     except Exception as error:
@@ -255,28 +282,26 @@ def ranges_of(spark: Any, path: str) -> list[Range]:
 
 
 def read_archive(spark: Any, path: str) -> Any:
-    """The archived messages in the form of table `messages`, with `batch` and `day`. A batch without a manifest is left out. Raises
-    InvalidArgument."""
+    """The archived messages in the form of table `messages`, with `batch` and `day`. A batch that does not count is left out, and a
+    column that a batch does not have is null. Raises InvalidArgument."""
     whole = manifests(spark, path).select("batch").distinct()
-    try:
-        found = spark.read.parquet(f"{path}/messages")
-    except Exception as error:
-        raise InvalidArgument(f"{path} holds no archive: {sentence_of(error)}") from None
-    missing = [name for name in (*COLUMNS, "batch", "day") if name not in found.columns]
-    if missing:
-        raise InvalidArgument(f"{path} is an archive of another schema: it has no column {missing[0]!r}")
-    return found.join(whole, "batch", "left_semi")
+    return files_of(spark, path).join(whole, "batch", "left_semi")
 
 
-def _readable(spark: Any, path: str) -> Any:
-    """The messages of all files, as far as they can be read."""
+def files_of(spark: Any, path: str, *, readable: bool = False) -> Any:
+    """The messages of all files; `readable`: as far as they can be read. Raises InvalidArgument if there are none."""
     from pyspark.sql.types import DateType, LongType
 
     from pipeline.spark.schema import spark_schema
 
     schema = spark_schema(columns_of(MESSAGES, ())).add("batch", LongType()).add("day", DateType())
-    reader = spark.read.schema(schema).option("ignoreCorruptFiles", "true").option("ignoreMissingFiles", "true")
-    return reader.parquet(f"{path}/messages")
+    reader = spark.read.schema(schema)
+    if readable:
+        reader = reader.option("ignoreCorruptFiles", "true").option("ignoreMissingFiles", "true")
+    try:
+        return reader.parquet(f"{path}/messages")
+    except Exception as error:
+        raise InvalidArgument(f"{path} holds no archive: {sentence_of(error)}") from None
 
 
 def damaged(spark: Any, path: str, batches: Collection[int] | None = None) -> Section:
@@ -291,10 +316,9 @@ def damaged(spark: Any, path: str, batches: Collection[int] | None = None) -> Se
     found: dict[tuple[int, int], tuple[int, int]] = {}
     numbers = sorted({batch for batch, _ in said})
     if numbers and batches_in(spark, f"{path}/messages"):
-        files = _readable(spark, path)
-        files = files.where(f.col("batch").isin(numbers)) if batches is not None else files
+        files = files_of(spark, path, readable=True).where(f.col("batch").isin(numbers))
         counted = files.groupBy("batch", "xiu_partition").agg(f.count("*"), digest()).collect()
-        found = {(row[0], row[1]): (row[2], row[3]) for row in counted if row[0] in set(numbers)}
+        found = {(row[0], row[1]): (row[2], row[3]) for row in counted}
     rows = []
     for key in sorted(said.keys() | found.keys(), key=lambda each: (each[0], -1 if each[1] is None else each[1])):
         row, (count, sums) = said.get(key), found.get(key, (0, 0))
@@ -330,6 +354,11 @@ def verify(spark: Any, path: str, batches: Collection[int] | None = None) -> Rep
         Section("holes", columns, rows, len(rows)),
     ]
     report.findings = report.sections[1].total + sum(each.what != GIVEN_UP for each in lacking)
+    by_batch = wanted.groupBy("batch").agg(f.sum("rows")).orderBy(f.desc("batch")).limit(SHOWN_ROWS).collect()
+    bars = tuple((when(row[0]), float(row[1] or 0)) for row in by_batch[::-1])
+    report.bars.append(Bars("Newest batches", bars, "messages"))
+    if report.findings:
+        report.facts["advice"] = ADVICE
     return report
 
 

@@ -43,15 +43,19 @@ def read_messages(path: str, msg_ids: Sequence[int]) -> pa.Table:
     try:
         for batch in _batches(system, root, wanted, path):
             files = ds.dataset(f"{root}/messages/batch={batch}", filesystem=system, format="parquet")
-            missing = [name for name in COLUMNS if name not in files.schema.names]
-            if missing:
-                raise InvalidArgument(f"{path} is an archive of another schema: it has no column {missing[0]!r}")
-            found.append(files.to_table(columns=COLUMNS, filter=pc.field("msg_id").isin(wanted)))
+            there = [name for name in COLUMNS if name in files.schema.names]
+            if "msg_id" not in there:
+                raise InvalidArgument(f"{path} is no archive of messages: batch {batch} has no column 'msg_id'")
+            found.append(files.to_table(columns=there, filter=pc.field("msg_id").isin(wanted)))
     except (pa.ArrowInvalid, OSError) as error:
         raise StoreDamaged(f"the archive in {path} cannot be read: {str(error).splitlines()[0]}") from None
     if not found:
         return pa.table({name: [] for name in COLUMNS})
-    return pa.concat_tables(found).sort_by([("xiu_partition", "ascending"), ("seq", "ascending")])
+    table = pa.concat_tables(found, promote_options="default")  # a column that a batch does not have is null
+    for name in COLUMNS:
+        if name not in table.schema.names:
+            table = table.append_column(name, pa.nulls(table.num_rows))
+    return table.select(COLUMNS).sort_by([("xiu_partition", "ascending"), ("seq", "ascending")])
 
 
 def _system(path: str) -> tuple[FileSystem, str]:
@@ -72,7 +76,8 @@ def _batches(system: FileSystem, root: str, msg_ids: Sequence[int], path: str) -
     from pyarrow.fs import FileSelector, FileType
 
     places = [(each >> PARTITION_SHIFT & 0xFF, each & SEQUENCE_MASK) for each in msg_ids]
-    found = set()
+    found: set[int] = set()
+    replaced: set[int] = set()
     try:
         files = system.get_file_info(FileSelector(f"{root}/manifest", recursive=True))
     except FileNotFoundError:
@@ -84,9 +89,11 @@ def _batches(system: FileSystem, root: str, msg_ids: Sequence[int], path: str) -
         with system.open_input_stream(file.path) as stream:
             text = stream.read()
         try:
-            lines = [(line["xiu_partition"], line["first"], line["last"]) for line in map(json.loads, text.splitlines())]
-        except (ValueError, KeyError, TypeError):
+            manifest = [json.loads(line) for line in text.splitlines()]
+            lines = [(line["xiu_partition"], line["first"], line["last"]) for line in manifest]
+            replaced |= {batch for line in manifest for batch in line.get("replaces") or ()}
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise StoreDamaged(f"the manifest {file.path} cannot be read: `pixiu pipeline archive {path} --verify`") from None
         if any(partition == of and first <= seq <= last for partition, seq in places for of, first, last in lines):
             found.add(int(parts[-2].removeprefix("batch=")))
-    return sorted(found)
+    return sorted(found - replaced)

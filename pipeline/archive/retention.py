@@ -115,6 +115,15 @@ def archived(spark: Any, path: str, going: Mapping[int, Limits]) -> dict[int, in
     return {row[0]: row[1] for row in found.collect()}
 
 
+def kept_by(options: RetentionOptions, limits: Limits, missing: int, floor_now: int) -> str:
+    """Why `floor_now` is below `up_to`."""
+    if floor_now >= limits.up_to:
+        return ""
+    if missing:
+        return "not archived"
+    return "dry run" if options.dry_run else "mark or reader"
+
+
 def limits_of(
     replicas: Replicas, ranges: Sequence[Range], path: str, before_us: int, unread: Mapping[int, int]
 ) -> dict[int, Limits]:
@@ -164,8 +173,10 @@ def run(spark: Any, options: RetentionOptions) -> tuple[Report, dict[str, Any]]:
                 if not missing and not options.dry_run:
                     floor, gone = _trim(options, replicas, partition, each, ends[partition])
             lacking, trimmed = lacking + missing, trimmed + gone
-            rows.append((partition, each.floor, each.up_to, each.limit, missing, floor, gone))
-    names = ("partition", "floor", "up_to", "limit", "not_archived", "floor_now", "trimmed")
+            rows.append(
+                (partition, each.floor, each.up_to, each.limit, missing, floor, gone, kept_by(options, each, missing, floor))
+            )
+    names = ("partition", "floor", "up_to", "limit", "not_archived", "floor_now", "trimmed", "rest_kept_by")
     report = Report("Retention", {"path": options.path, "dry_run": options.dry_run, "trimmed": trimmed})
     report.sections.append(Section("partitions", names, tuple(rows), len(rows)))
     report.findings = lacking

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.reading import read, read_file
-from pipeline.report import Bars, Report, section_of
+from pipeline.report import Bars, Report, section_of, series_of, when
 from pipeline.spark.replicas import Replicas
 from pixiu.ids import MSG_COUNTER_BITS, SNOWFLAKE_SEQUENCE_BITS, SNOWFLAKE_WORKER_BITS
 from pixiu.wire.record import Flag
@@ -177,15 +177,12 @@ def run(spark: Any, options: AuditOptions) -> tuple[Report, dict[str, Any]]:
         receipts = read_file(spark, options.receipts, ("msg_id", "uin"))
         found["repeated"] = receipts.groupBy("msg_id", "uin").agg(f.count("*").alias("times")).where("times > 1")
     report = Report("Audit of mail", {
-        "from": _when(begin_us), "to": _when(end_us), "messages": tables.messages.count(), "entries": tables.inboxes.count(),
+        "from": when(begin_us), "to": when(end_us), "messages": tables.messages.count(), "entries": tables.inboxes.count(),
     })  # fmt: skip
     for name, frame in found.items():
         found[name] = frame.persist()
         report.sections.append(section_of(name, found[name]))
     report.findings = sum(section.total for section in report.sections if section.title not in ("unacknowledged", "dropped"))
     report.bars.append(Bars("What was found", tuple((section.title, float(section.total)) for section in report.sections), "rows"))
+    report.series.append(series_of("Messages stored", tables.messages, "stored_at", "messages"))
     return report, found
-
-
-def _when(at_us: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_us / 1e6))

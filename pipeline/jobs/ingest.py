@@ -1,15 +1,17 @@
-"""Ingest: JSON that devices send to a user, as a stream, in windows of time.
+"""Ingest: JSON of a durable topic, or that devices send to a user, as a stream, in windows of time.
 
-    mail to the user ──▶ from_json ──▶ window, keys ──▶ count, and least, most, sum of every value ──▶ PATH/updates
-                                └── malformed JSON, or JSON without a time, is counted
+    topic, or mail ──▶ from_json ──▶ window, keys ──▶ count, and least, most, sum of every value ──▶ PATH/updates
+                           └── counted one by one, before windows: malformed, late, ahead
 
-    PATH/updates/batch=7/…     rows that the batch adds to windows; `windows` merges all batches
+    PATH/updates/batch=7/…     rows that the batch adds to windows
+    PATH/merged/upto=6/…       the sum of all batches up to this one; `windows` adds the later ones
     PATH/options               definition of the windows, the same in every run
     PATH/_checkpoint           position at which the next run continues
 
-Batches' rows can be merged in any order. So there is no watermark: no mail is too late, and a device whose clock is wrong has
+Batches' rows can be merged in any order. So there is no watermark: no row is too late, and a device whose clock is wrong has
 windows of its own and changes no others. A batch is written again under its number until Spark has committed it: a killed run
-leaves nothing that counts twice.
+leaves nothing that counts twice. Batches are merged when there are `MERGE_AT` of them, and removed at the merge after that, when
+no reader uses them any more.
 
 Source: docs/pipeline.md.
 """
@@ -17,33 +19,37 @@ Source: docs/pipeline.md.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.queries import run_to_end
-from pipeline.reading import names_in, sentence_of
-from pipeline.report import Report, section_of
+from pipeline.reading import microseconds, names_in, remove_folder, sentence_of
+from pipeline.report import Report, section_of, series_of
 from pixiu.errors import InvalidArgument
 
-KEPT: Final = ("users", "fields", "time", "keys", "values", "window")
+KEPT: Final = ("users", "topic", "fields", "time", "keys", "values", "window")
 """Options that are fixed for their folder."""
 NUMBER: Final = r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?\s*$"
 SECONDS_BELOW, MILLISECONDS_BELOW, MICROSECONDS_BELOW = 1e11, 1e14, 1e17
 """For a numeric time from 1973 to 5138 the magnitude determines the unit; smaller numbers are seconds."""
+STORED: Final = "_stored_at"
+"""Column with the time at which the cluster stored a row."""
+LATE_S, AHEAD_S = 3600, 300
+"""A row is late whose time is so long before it was stored, and ahead if it is so long after."""
+MERGE_AT: Final = 16
 FIRST_TIME, LAST_TIME = "0001-01-02 00:00:00", "9999-12-30 00:00:00"
 """Range that Python can show in any time zone."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngestOptions:
-    """The mail to ingest, and the form of the windows."""
+    """The rows to ingest, and the form of the windows."""
 
     target: str
     path: str
     users: str
-    """UINs that the devices send to, like 7,8."""
+    """UINs that the devices send to, like 7,8; empty: `topic`."""
     fields: str
     """Fields of the JSON, as SQL declares columns: "ts timestamp, device string, temp double"."""
     time: str
@@ -53,6 +59,8 @@ class IngestOptions:
     values: tuple[str, ...]
     window: str = "1 minute"
     rows_per_batch: int = 1_000_000
+    topic: str = ""
+    """Durable topic to read; empty: `users`."""
 
     def kept(self) -> dict[str, str]:
         """The options that are fixed for the folder."""
@@ -70,8 +78,9 @@ def check_kept(path: str, kept: Mapping[str, str], now: Mapping[str, str]) -> No
             )
 
 
-def parsed(mails: Any, options: IngestOptions) -> Any:
-    """Parse each mail's JSON. Malformed JSON, and JSON without a time, has a null time. Raises InvalidArgument."""
+def parsed(raw: Any, options: IngestOptions) -> Any:
+    """Parse each row's JSON, column `body`; keep its other columns. Malformed JSON, and JSON without a time, has a null time.
+    Raises InvalidArgument."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
 
@@ -82,7 +91,9 @@ def parsed(mails: Any, options: IngestOptions) -> Any:
         raise InvalidArgument(f"--time {options.time}: --fields declares it otherwise than as a timestamp")
     # Spark does not parse numeric timestamps with a fraction, and takes every number as seconds.
     as_text = [StructField(each.name, StringType()) if each.name == options.time else each for each in declared.fields]
-    rows = mails.select(f.from_json(f.col("body").cast("string"), StructType(as_text)).alias("row")).select("row.*")
+    others = [name for name in raw.columns if name != "body"]
+    row = f.from_json(f.col("body").cast("string"), StructType(as_text)).alias("row")
+    rows = raw.select(row, *others).select("row.*", *others)
     return rows.withColumn(options.time, _time(f.col(options.time)))
 
 
@@ -112,27 +123,77 @@ def in_windows(rows: Any, options: IngestOptions) -> Any:
     return grouped.select(f.col("window.start").alias("begin"), *(name for name in grouped.columns if name != "window"))
 
 
+def _values_of(parts: Any, keys: tuple[str, ...]) -> list[str]:
+    return [column.removesuffix("_least") for column in parts.columns if column.endswith("_least") and column not in keys]
+
+
+def combined(parts: Any, keys: tuple[str, ...]) -> Any:
+    """The rows of batches as those of one batch, in the form of `in_windows`."""
+    from pyspark.sql import functions as f
+
+    wanted = [f.sum("rows").alias("rows")]
+    for name in _values_of(parts, keys):
+        for what, of in (("count", f.sum), ("least", f.min), ("most", f.max), ("sum", f.sum)):
+            wanted.append(of(f"{name}_{what}").alias(f"{name}_{what}"))
+    return parts.groupBy("begin", *keys).agg(*wanted)
+
+
 def merged(parts: Any, keys: tuple[str, ...]) -> Any:
     """(begin, keys, rows, and of each value least, most, average, sum): the merged rows of batches."""
     from pyspark.sql import functions as f
 
-    wanted = [f.sum("rows").alias("rows")]
-    for name in [column.removesuffix("_least") for column in parts.columns if column.endswith("_least") and column not in keys]:
-        total, count = f.sum(f"{name}_sum"), f.sum(f"{name}_count")
-        wanted.append(f.min(f"{name}_least").alias(f"{name}_least"))
-        wanted.append(f.max(f"{name}_most").alias(f"{name}_most"))
-        wanted.append(f.when(count > 0, total / count).alias(f"{name}_average"))
-        wanted.append(total.alias(f"{name}_sum"))
-    return parts.groupBy("begin", *keys).agg(*wanted)
+    wanted = [f.col("begin"), *(f.col(key) for key in keys), f.col("rows")]
+    for name in _values_of(parts, keys):
+        total, count = f.col(f"{name}_sum"), f.col(f"{name}_count")
+        average = f.when(count > 0, total / count).alias(f"{name}_average")
+        wanted += [f.col(f"{name}_least"), f.col(f"{name}_most"), average, total]
+    return combined(parts, keys).select(*wanted)
+
+
+def _complete(spark: Any, folder: str, prefix: str) -> list[int]:
+    """The numbers of subfolders that were written to their end."""
+    names = (name.removeprefix(prefix) for name in names_in(spark, folder))
+    numbers = sorted(int(name) for name in names if name.isdecimal())
+    return [number for number in numbers if "_SUCCESS" in names_in(spark, f"{folder}/{prefix}{number}")]
+
+
+def parts_of(spark: Any, path: str) -> Any:
+    """The rows that windows are made of: the newest merge, and the batches after it. Raises InvalidArgument if there are none."""
+    upto = max(_complete(spark, f"{path}/merged", "upto="), default=-1)
+    later = [number for number in _complete(spark, f"{path}/updates", "batch=") if number > upto]
+    folders = [f"{path}/updates/batch={number}" for number in later]
+    folders += [f"{path}/merged/upto={upto}"] if upto >= 0 else []
+    if not folders:
+        raise InvalidArgument(f"{path} holds no windows")
+    try:
+        return spark.read.parquet(*folders)
+    except Exception as error:
+        raise InvalidArgument(f"{path} holds no windows: {sentence_of(error)}") from None
 
 
 def windows(spark: Any, path: str, keys: tuple[str, ...]) -> Any:
     """All windows, as of now. Raises InvalidArgument if there are none."""
-    try:
-        found = spark.read.parquet(f"{path}/updates")
-    except Exception as error:
-        raise InvalidArgument(f"{path} holds no windows: {sentence_of(error)}") from None
-    return merged(found, keys)
+    return merged(parts_of(spark, path), keys)
+
+
+def merge_batches(spark: Any, options: IngestOptions) -> int:
+    """Merge the batches if there are many, which no query may write meanwhile; return their number. The batches stay until the next
+    merge, for readers that use them now."""
+    path = options.path
+    done = max(_complete(spark, f"{path}/merged", "upto="), default=-1)
+    every = _complete(spark, f"{path}/updates", "batch=")
+    later = [number for number in every if number > done]
+    if len(later) < MERGE_AT:
+        return 0
+    with microseconds(spark):
+        combined(parts_of(spark, path), options.keys).write.mode("overwrite").parquet(f"{path}/merged/upto={later[-1]}")
+    for number in every:
+        if number <= done:
+            remove_folder(spark, f"{path}/updates/batch={number}")
+    for name in names_in(spark, f"{path}/merged"):
+        if int(name.removeprefix("upto=")) < done:
+            remove_folder(spark, f"{path}/merged/{name}")
+    return len(later)
 
 
 def keep_options(spark: Any, options: IngestOptions) -> None:
@@ -146,37 +207,61 @@ def keep_options(spark: Any, options: IngestOptions) -> None:
     frame.coalesce(1).write.mode("overwrite").text(folder)
 
 
-def run(spark: Any, options: IngestOptions) -> tuple[Report, dict[str, Any]]:
-    """Ingest mail stored until now, then report the windows."""
+def counts_of(rows: Any, options: IngestOptions) -> tuple[int, int, int, int]:
+    """The numbers of parsed rows: all, malformed, late, ahead."""
     from pyspark.sql import functions as f
 
-    if not options.values or not options.users:
-        raise InvalidArgument("ingest needs --users whose mail it reads, and --values that it sums up")
+    behind = f.unix_micros(STORED) - f.unix_micros(options.time)
+    late, ahead = f.count_if(behind > LATE_S * 1_000_000), f.count_if(behind < -AHEAD_S * 1_000_000)
+    found = rows.agg(f.count(f.lit(1)), f.count_if(f.col(options.time).isNull()), late, ahead).first()
+    return found[0], found[1], found[2], found[3]
+
+
+def source_of(spark: Any, options: IngestOptions) -> Any:
+    """The stream of (body, time at which it was stored)."""
+    from pyspark.sql import functions as f
+
     source = spark.readStream.format("pixiu").option("target", options.target).option("startingOffsets", "earliest")
-    source = source.option("users", options.users).option("columns", "body").option("maxOffsetsPerTrigger", options.rows_per_batch)
-    mails = source.load()
+    source = source.option("maxOffsetsPerTrigger", options.rows_per_batch)
+    at = "append_time" if options.topic else "stored_at"
+    source = source.option("topic", options.topic) if options.topic else source.option("users", options.users)
+    return source.option("columns", f"body,{at}").load().select("body", f.col(at).alias(STORED))
+
+
+def run(spark: Any, options: IngestOptions) -> tuple[Report, dict[str, Any]]:
+    """Ingest what was stored until now, then report the windows."""
+    from pyspark.sql import functions as f
+
+    if not options.values or bool(options.users) == bool(options.topic):
+        raise InvalidArgument("ingest needs --topic, or --users whose mail it reads, and --values that it sums up")
+    raw = source_of(spark, options)
     try:
-        _ = in_windows(parsed(mails, options), options)
+        _ = in_windows(parsed(raw, options), options)
     except InvalidArgument:
         raise
     except Exception as error:
         raise InvalidArgument(f"--fields, --time, --keys, --values or --window: {sentence_of(error)}") from None
     keep_options(spark, options)
-    counts: Counter[str] = Counter()
+    counts: dict[int, tuple[int, int, int, int]] = {}
 
     def write(frame: Any, batch_id: int) -> None:
         rows = parsed(frame, options).persist()
         try:
-            in_windows(rows, options).write.mode("overwrite").parquet(f"{options.path}/updates/batch={batch_id}")
-            taken, timed = rows.agg(f.count(f.lit(1)), f.count(options.time)).first()
-            counts.update(mails=taken, malformed=taken - timed)
+            timed = rows.where(f.col(options.time).isNotNull())
+            with microseconds(spark):
+                in_windows(timed, options).write.mode("overwrite").parquet(f"{options.path}/updates/batch={batch_id}")
+            counts[batch_id] = counts_of(rows, options)
         finally:
             rows.unpersist()
 
-    stream = mails.writeStream.foreachBatch(write).option("checkpointLocation", f"{options.path}/_checkpoint")
+    stream = raw.writeStream.foreachBatch(write).option("checkpointLocation", f"{options.path}/_checkpoint")
     run_to_end(stream.trigger(availableNow=True).start)
-    report = Report("Ingest", {"mails": counts["mails"], "malformed": counts["malformed"]})
+    merge_batches(spark, options)
+    rows, malformed, late, ahead = (sum(each[place] for each in counts.values()) for place in range(4))
+    read = {"topic": options.topic, "messages": rows} if options.topic else {"users": options.users, "mails": rows}
+    report = Report("Ingest", read | {"malformed": malformed, "late": late, "ahead": ahead, "window": options.window})
     table = windows(spark, options.path, options.keys).orderBy("begin", *options.keys)
     report.sections.append(section_of("windows", table))
     report.facts["rows_in_windows"] = table.agg(f.sum("rows")).first()[0] or 0
+    report.series.append(series_of("Rows in windows", table, "begin", "rows", f.sum("rows")))
     return report, {"windows": table}

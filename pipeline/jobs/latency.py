@@ -11,15 +11,19 @@ Source: docs/pipeline.md; PiXiu §3.1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pipeline.reading import read_json
-from pipeline.report import Bars, Report, section_of
+from pipeline.report import Bars, Report, section_of, series_of
 
 SCHEMA = (
     "snowflake_id long, kind string, key long, "
     "stamps array<struct<role: string, partition: int, replica: int, in_us: long, out_us: long>>"
 )
+
+
+ACCURACY: Final = 10_000
+UNITS: Final = tuple((name, "ms") for name in ("p50", "p99", "p999", "most"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ def spans(traces: Any) -> Any:
 
 
 def percentiles(found: Any, *, minute: bool = False) -> Any:
-    """(kind, hop, [minute], count, p50, p99, p999, most) in milliseconds."""
+    """(kind, hop, [minute], count, p50, p99, p999, most) in milliseconds. The rank of a percentile is right to 1/`ACCURACY`."""
     from pyspark.sql import functions as f
 
     keys = ["kind", "hop"]
@@ -68,7 +72,7 @@ def percentiles(found: Any, *, minute: bool = False) -> Any:
         keys.append("minute")
     ms = f.col("us") / 1000
     wanted = [
-        f.expr(f"percentile_approx(us, {share}, 10000) / 1000").alias(name)
+        f.expr(f"percentile_approx(us, {share}, {ACCURACY}) / 1000").alias(name)
         for name, share in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))
     ]
     return found.groupBy(*keys).agg(f.count("*").alias("count"), *wanted, f.max(ms).alias("most")).orderBy(*keys)
@@ -82,15 +86,19 @@ def run(spark: Any, options: LatencyOptions) -> tuple[Report, dict[str, Any]]:
     whole = traces.where(f.size("stamps") > 0)
     found = spans(whole).persist()
     hops = percentiles(found).persist()
-    report = Report("Latency by hop (milliseconds)", {"traces": whole.count(), "malformed": traces.where("stamps is null").count()})
-    report.sections.append(section_of("hops", hops))
+    report = Report("Latency by hop", {"traces": whole.count(), "malformed": traces.where("stamps is null").count()})
+    report.facts["percentiles"] = f"approximate: of a rank that differs by at most 1/{ACCURACY:,} of the count"
+    report.sections.append(section_of("hops", hops, units=UNITS))
     rows = hops.collect()
     for name in ("p50", "p99"):
         report.bars.append(Bars(f"{name} of each hop", tuple((f"{row.kind}: {row.hop}", float(row[name])) for row in rows), "ms"))
     tables = {"hops": hops}
     if options.minute:
         tables["minutes"] = percentiles(found, minute=True).persist()
-        report.sections.append(section_of("minutes", tables["minutes"]))
+        report.sections.append(section_of("minutes", tables["minutes"], units=UNITS))
+    ways = found.where("hop = 'whole way'").withColumn("at", f.timestamp_micros("at_us"))
+    p99 = f.expr(f"percentile_approx(us, 0.99, {ACCURACY}) / 1000")
+    report.series.append(series_of("p99 of the whole way", ways, "at", "ms", p99))
     for frame in (traces, found, *tables.values()):
         frame.unpersist()  # a later look at these files in this session must see them as they are then
     return report, tables

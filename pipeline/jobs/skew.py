@@ -1,7 +1,8 @@
 """Skew: hot rooms or users, loads of partitions at n, 2n and 4n, and a recommendation.
 
-    leave     the fullest partition has at most `uneven` times the average
-    vroom     one key alone is more than a partition's even share: doubling cannot split it, VRooms can (`[cluster] big_rooms`)
+    vroom     one key alone has more than an even share at twice the partitions: doubling cannot split it, VRooms can (`[cluster]
+              big_rooms`); or the fullest partition keeps its load at twice the partitions
+    leave     else, if the fullest partition has at most `uneven` times the average
     double    else: with twice the partitions the fullest one has clearly less
 
 Source: docs/pipeline.md.
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.reading import read, read_file
-from pipeline.report import Bars, Report, Section
+from pipeline.report import Bars, Report, Section, series_of
 from pipeline.spark.replicas import Replicas
 from pixiu.errors import InvalidArgument
 from pixiu.ids import topic_room
@@ -56,11 +57,11 @@ class Load:
 def verdict(loads: Sequence[Load], hottest: int, uneven: float = UNEVEN) -> str:
     """Recommend leave, vroom or double. `loads` at n, 2n, …; `hottest`: messages of the hottest key. Pure."""
     now, doubled = loads[0], loads[1]
+    if hottest > doubled.average:
+        return "vroom"
     if now.ratio <= uneven:
         return "leave"
-    if hottest > now.average * uneven or doubled.most > now.most * GAINS:
-        return "vroom"
-    return "double"
+    return "vroom" if doubled.most > now.most * GAINS else "double"
 
 
 def loads_of(counts: Any, sizes: Sequence[int]) -> list[Load]:
@@ -87,7 +88,7 @@ def count(spark: Any, options: SkewOptions) -> Any:
         frame = read_file(spark, options.log, (options.key_column,))
         who = f.col("user") if "user" in frame.columns else f.lit(0)
         rows = frame.select(f.col(options.key_column).alias("name"), who.alias("who"))
-    counted = rows.groupBy("name").agg(f.count("*").alias("messages"), f.approx_count_distinct("who").alias("senders"))
+    counted = rows.groupBy("name").agg(f.count("*").alias("messages"), f.count_distinct("who").alias("senders"))
     kinds = dict(counted.dtypes)
     named = f.udf(lambda name: topic_room(name) if name else None, "long", useArrow=False)  # Arrow's UDFs need pandas
     number = f.col("name").cast("long") if kinds["name"] in ("bigint", "int") else named(f.col("name").cast("string"))
@@ -120,14 +121,20 @@ def run(spark: Any, options: SkewOptions) -> tuple[Report, dict[str, Any]]:
             "hottest",
             ("key", "messages", "percent", "senders"),
             tuple((row["name"], row.messages, row.messages * share, row.senders) for row in top),
-            len(top),
+            counts.count(),
         )
     )
-    rows = tuple((load.partitions, load.most, load.average, load.ratio) for load in loads)
-    report.sections.append(Section("predicted load", ("partitions", "fullest", "average", "ratio"), rows, len(rows)))
+    rows = tuple(
+        (load.partitions, load.most, load.average, load.ratio, hottest / load.average if load.average else 0.0) for load in loads
+    )
+    names = ("partitions", "fullest", "average", "ratio", "hottest_key_ratio")
+    report.sections.append(Section("predicted load", names, rows, len(rows)))
     report.facts["even_at"] = next((load.partitions for load in loads if load.ratio <= UNEVEN), "none of these")
     report.bars.append(Bars("Hottest keys", tuple((str(row["name"]), float(row.messages)) for row in top), "messages"))
     plot = tuple((f"{load.partitions} partitions", load.ratio) for load in loads if math.isfinite(load.ratio))
     counts.unpersist()  # a later look at this log in this session must see it as it is then
+    if options.target:
+        when_stored = read(spark, options.target, columns="stored_at")
+        report.series.append(series_of("Messages stored", when_stored, "stored_at", "messages"))
     report.bars.append(Bars("Fullest partition to the average", plot, "x"))
     return report, {"keys": counts}

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pipeline.archive.archive import ArchiveOptions, Summary, archive_new
+from pipeline.archive.archive import ArchiveOptions, Summary, archive_new, rows_for
+from pipeline.archive.compact import Batch, joined, plan
 from pipeline.archive.coverage import GIVEN_UP, MISSING, TWICE, Hole, Range, check_cluster, cluster_of, covered, holes, reach
 from pipeline.spark.offsets import Offsets
 from pixiu.errors import Gone, InvalidArgument, Unavailable
@@ -36,6 +37,7 @@ class Files:
     meanwhile: list[Range] = field(default_factory=list)
     """What another run writes while this one does."""
     steps: int = 0
+    body_bytes: int = 0
 
     def _step(self) -> None:
         self.steps += 1
@@ -48,6 +50,9 @@ class Files:
     def sealed(self) -> set[int]:
         return {each.batch for each in self.found}
 
+    def size(self) -> tuple[int, int]:
+        return sum(map(len, self.written.values())), self.body_bytes * sum(map(len, self.written.values()))
+
     def write(self, batch: int, begins: Offsets, ends: Offsets) -> Summary:
         assert batch not in self.written, "a folder is never written again"
         self._step()
@@ -59,7 +64,8 @@ class Files:
                     self.written[batch].append((place, position))
             self._step()
         self.found += self.meanwhile
-        return {}
+        counts = Counter(place for place, _ in self.written[batch])
+        return {place: (rows, 0, 0, rows * self.body_bytes, 0) for place, rows in counts.items()}
 
     def seal(self, ranges: Sequence[Range], summary: Summary) -> None:
         self._step()
@@ -191,3 +197,37 @@ def test_every_batch_that_is_missing_is_a_hole_but_the_newest() -> None:
     assert holes([*batches[0], Range(9, 0, 5, 12, -1, HERE)]) == [Hole(0, 5, 10, TWICE)]
     every = [each for of in batches for each in of]
     assert (covered(every, 0, 7), covered(every, 1, 2), covered(every, 1, 5), covered(every, 2, 3)) == (1 << 33, 4, 5, 3)
+
+
+def test_a_batch_is_limited_by_bytes_as_well(cluster: Cluster) -> None:
+    cluster.id = HERE
+    cluster.put(0, 100)
+    files = Files(cluster, body_bytes=900)
+    wanted = ArchiveOptions(OPTIONS.target, OPTIONS.path, rows_per_batch=40, bytes_per_batch=10_000)
+    archive_new(stream(startingOffsets="earliest", failOnDataLoss="false"), files, wanted, lambda: next(CLOCK))
+    assert [len(of) for of in files.written.values()] == [40, *[10] * 6], "the first batch does not know how large messages are"
+    assert rows_for(wanted, 1, 1 << 20) == 1, "a message is never divided"
+    cluster.put(0, 30)
+    archive_new(stream(startingOffsets="earliest", failOnDataLoss="false"), files, wanted, lambda: next(CLOCK))
+    assert [len(of) for of in files.written.values()][7:] == [10] * 3, "a later run does"
+
+
+def test_only_batches_that_follow_one_another_are_joined() -> None:
+    def batch(number: int, size: int, *ranges: tuple[int, int, int, int]) -> Batch:
+        return Batch(number, size, tuple(Range(number, each, begin, end, after, HERE) for each, begin, end, after in ranges))
+
+    first = batch(1, 10, (0, 5, 10, -1))
+    second = batch(2, 10, (0, 10, 20, 10), (1, 0, 4, 0))
+    third = batch(3, 10, (0, 20, 1 << 32, 20), (1, 4, 4, 4))
+    after_a_hole = batch(4, 10, (0, 1 << 32, 1 << 33, 1 << 32), (1, 6, 9, 4))
+    fifth = batch(5, 10, (0, 1 << 33, 1 << 34, 1 << 33), (1, 9, 9, 9))
+    everything = [fifth, second, third, first, after_a_hole]
+    assert plan(everything, 100) == [[first, second, third], [after_a_hole, fifth]]
+    assert plan(everything, 29) == [[first, second], [after_a_hole, fifth]]
+    assert plan(everything, 20) == [], "what is half as large as wanted is left alone"
+    assert plan([first, third], 100) == [], "a batch is missing between them"
+    assert joined([first, second, third], 9) == [Range(9, 0, 5, 1 << 32, -1, HERE), Range(9, 1, 0, 4, 0, HERE)]
+    ranges = [each for of in everything for each in of.ranges]
+    new = [*(joined([first, second, third], 9) or ()), *(joined([after_a_hole, fifth], 10) or ())]
+    assert holes(new) == holes(ranges) == [Hole(1, 4, 6, GIVEN_UP)]
+    assert reach(new) == reach(ranges)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ import pytest
 from typer.testing import CliRunner
 
 import pixiu
-from pipeline.commands import pipeline, run_job
+from pipeline.commands import _quiet_java, pipeline, run_job
 from pipeline.jobs.audit import AuditOptions
 from pipeline.jobs.skew import Load, SkewOptions, partitions_of, verdict
-from pipeline.report import Bars, Report, Section
+from pipeline.report import Bars, Report, Section, Series, text_of
 from pipeline.spark.replicas import Replicas, Rows
 from pixiu.client.stores.leaders import Stores
 from pixiu.errors import InvalidArgument, Unavailable
@@ -51,6 +52,9 @@ def test_verdicts() -> None:
     assert verdict(loads(900, 450, 230), 200) == "double", "many keys of one half: they spread"
     assert verdict(loads(900, 850, 840), 820) == "vroom", "one key is the load"
     assert verdict(loads(760, 700, 650), 100) == "vroom", "doubling gains nothing"
+    quarters = [Load(4, 300, 250.0), Load(8, 300, 125.0), Load(16, 175, 62.5)]
+    assert verdict(quarters, 140) == "vroom", "even now, and with twice the partitions one key is more than a share"
+    assert verdict(quarters, 60) == "leave"
 
 
 def test_the_layout_knows_how_many_partitions_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +85,26 @@ def test_a_query_that_spark_refuses_is_one_sentence_and_nothing_else(
     assert capfd.readouterr().err == ""
 
 
+def test_what_a_start_prints_is_no_users_concern_unless_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    """The child is what Java is: it inherits file descriptor 2, and prints whatever it likes."""
+    child = [sys.executable, "-c", "import sys; print('WARNING: incubator', file=sys.stderr); print('no heap', file=sys.stderr)"]
+    with _quiet_java():
+        subprocess.run(child, check=True)
+        os.write(2, b"more")
+    assert capfd.readouterr().err == ""
+    with pytest.raises(Unavailable) as raised, _quiet_java():
+        subprocess.run(child, check=True)
+        raise RuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.")
+    assert str(raised.value) == (
+        "Spark did not start: [JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number. (no heap)"
+    )
+    os.write(2, b"heard again")
+    assert capfd.readouterr().err == "heard again"
+    program = "import sys; from pipeline.commands import _quiet_java\nwith _quiet_java(): print('status', file=sys.stderr)"
+    said = subprocess.run([sys.executable, "-c", program], check=True, stderr=subprocess.PIPE, text=True)
+    assert said.stderr == "status\n", "what this program says is heard meanwhile"
+
+
 def test_a_report_is_one_page_that_escapes_what_it_shows() -> None:
     report = Report("A <b>", {"x": "<script>"}, [Section("s", ("a",), (("<i>",),), 1)], [Bars("b", (("<u>", 2.0),), "ms")])
     page = report.to_html()
@@ -89,6 +113,23 @@ def test_a_report_is_one_page_that_escapes_what_it_shows() -> None:
     assert "<u>" not in page
     assert "http" not in page, "nothing is loaded from elsewhere"
     assert report.to_json()["tables"]["s"] == {"total": 1, "rows": [{"a": "<i>"}]}
+
+
+def test_a_report_shows_values_as_people_read_them() -> None:
+    assert [text_of(18868.0, "messages"), text_of(2.5, "x"), text_of(3)] == ["18,868 messages", "2.50 x", "3"]
+    fitting = [text_of(ms, "ms") for ms in (0.004, 0.5, 1.25, 250.0, 3400.0, 180_000.0)]
+    assert fitting == ["4 µs", "500 µs", "1.25 ms", "250 ms", "3.4 s", "3 min"]
+    assert text_of(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)) == "2026-01-02 03:04:05.000Z"
+    top = Section("hottest", ("key",), tuple((f"room{place}",) for place in range(20)), 520)
+    report = Report("R", {"time_zone": "UTC"}, [top, Section("orphaned", ("a",), (), 0)], [Bars("b", (("u", 2.0),), "messages")])
+    report.series.append(Series("Messages stored", 1_767_225_600_000_000, 60_000_000, (1.0, 0.0, 4.0), "messages"))
+    page = report.to_html()
+    for said in ("hottest: 20 of 520", "Nothing in: orphaned.", "2 messages", "prefers-color-scheme:dark", "time zone<td>UTC"):
+        assert said in page
+    assert "<h2>orphaned" not in page
+    assert page.count("<rect") == 4
+    for at in ("2026-01-01T00:00:00Z", "2026-01-01T00:02:00Z: 4 messages", "2026-01-01T00:03:00Z", "most: 4 messages"):
+        assert at in page
 
 
 def stored_alone(store: Store, uin: int, bodies: list[bytes]) -> list[int]:
@@ -333,7 +374,7 @@ class TestOnACluster:
         report, tables = skew.run(spark, skew.SkewOptions(log=str(log)))
         first = report.to_json()["tables"]["hottest"]["rows"][0]
         assert (first["key"], first["messages"], first["percent"], first["senders"]) == ("hot", 700, 70.0, 7)
-        assert report.facts["verdict"] == "vroom"
+        assert (report.facts["verdict"], report.to_json()["tables"]["hottest"]["total"]) == ("vroom", 101)
         assert {row["name"]: row.messages for row in tables["keys"].collect()} == Counter(rooms)
 
     def test_latency_finds_the_slow_hop_alone(self, spark: Any, tmp_path: Path) -> None:
@@ -438,12 +479,14 @@ class TestOnACluster:
         options = ingest.IngestOptions("x", "x", "1", "ts timestamp, device string, temp double", "ts", ("device",), ("temp",))
 
         def batch(*bodies: str) -> Any:
-            return ingest.parsed(spark.createDataFrame([(body,) for body in bodies], "body string"), options)
+            raw = spark.createDataFrame([(body, stored) for body in bodies], f"body string, {ingest.STORED} timestamp")
+            return ingest.parsed(raw, options)
 
         def line(ts: object, device: str) -> str:
             return json.dumps({"ts": ts, "device": device, "temp": 1})
 
         at = 1_594_598_424
+        stored = datetime.fromtimestamp(at, UTC)
         same = [
             at,
             at * 1000 + 500,
@@ -465,6 +508,8 @@ class TestOnACluster:
         parts = ingest.in_windows(ahead, options).unionByName(ingest.in_windows(late, options))
         rows = {(row.device, row.rows) for row in ingest.merged(parts, ("device",)).collect()}
         assert rows == {("ahead", 1), ("late", 500), ("late", 1)}
+        counted = [ingest.counts_of(each, options) for each in (ahead, late, batch(*wrong))]
+        assert counted == [(1, 0, 0, 1), (501, 0, 500, 0), (len(wrong), len(wrong), 0, 0)]
 
     def test_commands(self, spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PIXIU_KEEP_SESSION", "1")
@@ -474,7 +519,10 @@ class TestOnACluster:
             pipeline, ["audit", "-t", store.target, "--json", "--html", str(page), "--out", str(tmp_path / "rows")]
         )
         assert result.exit_code in (0, 1), result.output
-        assert json.loads(result.stdout)["title"] == "Audit of mail"
+        said = json.loads(result.stdout)
+        assert (said["title"], said["target"], said["time_zone"]) == ("Audit of mail", store.target, "UTC")
+        assert {"version", "made_at", "from", "to"} <= said.keys()
+        assert "Messages stored" in page.read_text()
         assert page.read_text().startswith("<!doctype html>")
         assert (tmp_path / "rows" / "never_listed" / "_SUCCESS").exists()
         for arguments, said in (
