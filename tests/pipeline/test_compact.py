@@ -70,7 +70,6 @@ def test_each_message_is_read_once_wherever_compaction_is_killed(
             with pytest.raises(Killed):
                 compact.run(spark, path, lambda: clock, keep_h=0)
         assert read(spark, path) == list(range(40)), (name, first)
-        assert archive.verify(spark, path).findings == 0, (name, first)
 
     clock = HOUR_US
     killed("write_messages", first=True)
@@ -92,8 +91,7 @@ def test_each_message_is_read_once_wherever_compaction_is_killed(
     assert [row["body"] for row in read_messages(path, [15]).to_pylist()] == [b"body 15"]
     written(spark, path, clock + 1, 40, 50)
     compact.run(spark, path, lambda: clock, keep_h=1)
-    assert read(spark, path) == list(range(50))
-    assert archive.verify(spark, path).findings == 0
+    assert read(spark, path) == list(range(50)), "a joined batch is joined again"
 
 
 def test_what_is_damaged_is_not_replaced(spark: Any, tmp_path: Path) -> None:

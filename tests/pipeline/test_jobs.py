@@ -25,6 +25,7 @@ import pixiu
 from pipeline.commands import _quiet_java, pipeline, run_job
 from pipeline.jobs.audit import AuditOptions
 from pipeline.jobs.skew import Load, SkewOptions, partitions_of, verdict
+from pipeline.queries import run_to_end
 from pipeline.report import Bars, Report, Section, Series, text_of
 from pipeline.spark.replicas import Replicas, Rows
 from pixiu.client.stores.leaders import Stores
@@ -83,6 +84,34 @@ def test_a_query_that_spark_refuses_is_one_sentence_and_nothing_else(
         with pytest.raises(Unavailable, match="`tz` cannot be resolved"):
             run_job("test", wrong, master="", as_json=True, out="", html=None)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.process
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_micro_batch_that_comes_twice_is_there_once(spark: Any, tmp_path: Path) -> None:
+    """The recipe of the docs for plain Parquet."""
+    from tests.pipeline.test_spark_topics import without_commit
+
+    numbers: list[int] = []
+
+    def to_folder(batch: Any, number: int) -> None:
+        numbers.append(number)
+        batch.write.mode("overwrite").parquet(f"{tmp_path}/out/batch={number}")
+
+    def run() -> None:
+        source = spark.readStream.schema("id long").parquet(str(tmp_path / "in"))
+        stream = source.writeStream.foreachBatch(to_folder).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        run_to_end(stream.trigger(availableNow=True).start)
+
+    for begin in (0, 10):
+        spark.range(begin, begin + 10, 1, 1).write.mode("append").parquet(str(tmp_path / "in"))
+        run()
+    without_commit(tmp_path / "checkpoint")
+    run()
+    assert numbers == [0, 1, 1]
+    found = spark.read.parquet(str(tmp_path / "out"))
+    assert sorted(row.id for row in found.collect()) == list(range(20))
 
 
 def test_what_a_start_prints_is_no_users_concern_unless_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
