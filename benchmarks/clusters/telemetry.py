@@ -27,7 +27,7 @@ from tests.support.cluster import running_cluster
 from tests.support.telemetry import FIELDS, SELECTED, VALUES, disordered, expected, of_file, record, windows_of, with_broken
 
 SMALL = [f"--{name}=1" for name in ("proxies", "brokers", "broker-replicas", "routers", "router-replicas", "gateways", "relays")]
-STORES = ["--xius=0", "--pis=0", "--topics=1", "--topic-replicas=1", "--admins=1"]
+STORES = ["--xius=1", "--xiu-replicas=1", "--pis=1", "--pi-replicas=1", "--relay-replicas=1", "--topics=1", "--topic-replicas=1"]
 BROKEN_EVERY = 100
 TOPIC = "telemetry"
 
@@ -40,7 +40,7 @@ def run(file: Path, limit: int) -> dict[str, Any]:
     readings = disordered(of_file(file))[: limit or None]
     found: dict[str, Any] = {"rows": len(readings)}
     spark = open_session("telemetry", "local[2]")
-    with tempfile.TemporaryDirectory() as folder, running_cluster(Path(folder), *SMALL, *STORES) as cluster:
+    with tempfile.TemporaryDirectory() as folder, running_cluster(Path(folder), *SMALL, *STORES, "--admins=1") as cluster:
         cluster.wait_healthy()
         (port,) = cluster.mqtt_ports()
 

@@ -114,6 +114,7 @@ def test_a_micro_batch_that_comes_twice_is_there_once(spark: Any, tmp_path: Path
     assert sorted(row.id for row in found.collect()) == list(range(20))
 
 
+@pytest.mark.process
 def test_what_a_start_prints_is_no_users_concern_unless_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
     """The child is what Java is: it inherits file descriptor 2, and prints whatever it likes."""
     child = [sys.executable, "-c", "import sys; print('WARNING: incubator', file=sys.stderr); print('no heap', file=sys.stderr)"]

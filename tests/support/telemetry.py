@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import pixiu
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
 from tools.load.mqtt import MQTTClient
 
 FIELDS: Final = "ts_ms timestamp, device string, humidity decimal(18,6), temp decimal(18,6)"
@@ -152,7 +152,11 @@ async def record(target: str, port: int, topic: str, bodies: Sequence[tuple[str,
     """Publish bodies by device, and wait until all of them are in the topic."""
     async with recording(target, port, "telemetry/#", topic) as stored:
         await publish(port, bodies)
-        await until(lambda: stored() == len(bodies), lambda: f"{len(bodies) - stored()} of {len(bodies)} are missing")
+
+        def missing() -> int:
+            return len(bodies) - stored()
+
+        await until(lambda: not missing(), lambda: f"{missing()} of {len(bodies)} are missing", WAIT_S + len(bodies) / 100)
 
 
 def with_broken(readings: Sequence[Reading], every: int) -> list[tuple[str, bytes]]:
