@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.jobs.audit import acknowledged, readable
+from pipeline.jobs.audit import acknowledged
 from pipeline.queries import until_not_busy
 from pipeline.reading import microseconds, names_in, read
 from pipeline.report import Report, section_of, series_of, when
@@ -42,16 +42,19 @@ class ReadingOptions:
 
 
 def entries_now(spark: Any, target: str) -> Any:
-    """(uin, lane, inbox_seq, msg_id, appended_at, sender, stored_at, read): every entry that a device can still get. It is read
-    when one device has acknowledged it. `sender` and `stored_at` are null if Xiu no longer has the message."""
+    """(uin, lane, inbox_seq, msg_id, appended_at, sender, stored_at, read): every entry that is read, because one device has
+    acknowledged it, or that a device can still get. `sender` and `stored_at` are null if Xiu no longer has the message."""
     from pyspark.sql import functions as f
 
     # Acknowledgements are read after inboxes: what is acknowledged meanwhile counts as read.
-    entries = readable(read(spark, target, table="inboxes"), read(spark, target, table="heads"))
+    # Entries that every device acknowledged are below the floor, and stay for a day.
+    entries = read(spark, target, table="inboxes")
+    floors = read(spark, target, table="heads").select("uin", "lane", "floor")
     known = acknowledged(entries, read(spark, target, table="acknowledgements")).select(*ENTRY).distinct()
     known = known.withColumn("read", f.lit(True))
     senders = read(spark, target, columns="msg_id,sender,stored_at")
-    found = entries.join(known, ENTRY, "left").join(senders, "msg_id", "left")
+    found = entries.join(known, ENTRY, "left").join(floors, ["uin", "lane"], "left").join(senders, "msg_id", "left")
+    found = found.where(f.col("read") | (f.col("inbox_seq") > f.coalesce(f.col("floor"), f.lit(0))))
     return found.select(*ENTRY, "msg_id", "appended_at", "sender", "stored_at", f.coalesce("read", f.lit(False)).alias("read"))
 
 
