@@ -29,6 +29,8 @@ BROKEN: Final = (
     b'{"ts_ms": 1594598424502, "device": "a", "te',
     b"[]",
 )
+UNRECORDED: Final = 800
+"""Messages that are published and not yet recorded, at most, but for `UNANSWERED`."""
 UNANSWERED: Final = 200
 """Messages that a device has published and not yet got an answer for, at most."""
 Windows = dict[tuple[int, str], tuple[int, *tuple[Decimal, ...]]]
@@ -134,16 +136,19 @@ async def recording(target: str, port: int, pattern: str, topic: str) -> AsyncIt
             await writing
 
 
-async def publish(port: int, messages: Sequence[tuple[str, bytes]]) -> None:
-    """Publish by MQTT at QoS 1, each device on its own connection, in order."""
+async def publish(port: int, messages: Sequence[tuple[str, bytes]], stored: Callable[[], int]) -> None:
+    """Publish by MQTT at QoS 1, each device on its own connection, in order; no faster than it is recorded, because a gateway ends
+    the connection of a subscriber that falls too far behind."""
     devices = {name: MQTTClient("127.0.0.1", port, name) for name in sorted({name for name, _ in messages})}
     await asyncio.gather(*(client.connect() for client in devices.values()))
     waiting: list[asyncio.Future[list[int]]] = []
-    for name, body in messages:
+    for number, (name, body) in enumerate(messages):
         waiting.append(devices[name].publish_with_ack(f"telemetry/{name}", body))
         if len(waiting) == UNANSWERED:
             await asyncio.gather(*waiting)
             waiting.clear()
+            least = number - UNRECORDED
+            await until(lambda: stored() >= least, lambda: f"{stored()} of {number} are stored")  # noqa: B023
     await asyncio.gather(*waiting)
     await asyncio.gather(*(client.close() for client in devices.values()))
 
@@ -151,7 +156,7 @@ async def publish(port: int, messages: Sequence[tuple[str, bytes]]) -> None:
 async def record(target: str, port: int, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
     """Publish bodies by device, and wait until all of them are in the topic."""
     async with recording(target, port, "telemetry/#", topic) as stored:
-        await publish(port, bodies)
+        await publish(port, bodies, stored)
 
         def missing() -> int:
             return len(bodies) - stored()
