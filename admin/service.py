@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from admin import events as ev
+from admin.beside import Beside
 from admin.core import Core
 from admin.groups import Groups
 from admin.options import Options
@@ -62,13 +63,17 @@ class Service(RoleShell, admin_pb2_grpc.AdminServicer):
         self._groups = Groups(lambda: context.view, context.tls)
         self._lease = AdminLease(context.zookeeper, context.root, f"{context.endpoint_id:016x}", self._leadership_changed)
         self._store = TopicStore(context.zookeeper, context.root, self._lease)
+        self._beside = Beside(context.options, context.cluster, context.log)
         self._clients: dict[int, asyncio.Future[Any]] = {}
+        self._leading = asyncio.Lock()
         self._requests = 0
         self._unreadable: dict[str, str] = {}
         self._problem = ""
         """Why it does not know the topics although it leads; empty: it does."""
         admin_pb2_grpc.add_AdminServicer_to_server(self, context.server)
         context.metrics.collect_from(self._samples)
+        context.metrics.collect_from(self._beside.samples)
+        context.queries["/availability"] = self._beside.availability
 
     # --- what the runtime calls
 
@@ -91,6 +96,7 @@ class Service(RoleShell, admin_pb2_grpc.AdminServicer):
     async def stop(self) -> None:
         """Stop everything."""
         await self._lease.stop()
+        await self._beside.end()
         self.stop_runners()
         await self.cancel_tasks()
         await self._groups.close()
@@ -119,8 +125,14 @@ class Service(RoleShell, admin_pb2_grpc.AdminServicer):
         self._runner.step(ev.Deposed())
         self._unreadable, self._problem = {}, ""
         self._context.log.info(ELECTED if epoch else DEPOSED, epoch=epoch)
+        self.spawn(self._lead(epoch))
         if epoch:
             self.spawn(self._begin(epoch))
+
+    async def _lead(self, epoch: int) -> None:
+        """Have what runs beside a leader run while this admin leads."""
+        async with self._leading:
+            await (self._beside.begin() if epoch and epoch == self._lease.epoch else self._beside.end())
 
     async def _begin(self, epoch: int) -> None:
         """Read all topics, until it succeeds or another admin leads."""

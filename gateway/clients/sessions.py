@@ -1,5 +1,4 @@
-"""The page /sessions of a gateway: its clients, those with the most work first, or those whose client ID holds a text.
-And what waits for all of them together, for metrics.
+"""The page /sessions of a gateway: its clients, those with the most work first, or those of a client ID, user or address.
 
 Source: docs/operations.md, "Clients of gateways".
 """
@@ -22,15 +21,23 @@ SORTS: Final = ("backlog", "inflight", "dropped")
 
 
 async def sessions(connections: Callable[[], Sequence[ClientSession]], query: Mapping[str, str]) -> dict[str, object]:
-    """The JSON of /sessions. `query`: `client`, a part of the client IDs to show; `sort`, of `SORTS`; `limit`."""
-    wanted, sort = query.get("client", ""), query.get("sort", SORTS[0])
+    """The JSON of /sessions. `query`: `client`, a part of the client IDs to show; `user`, a UIN; `address`, the beginning of
+    addresses; `sort`, of `SORTS`; `limit`."""
+    client, user, address = query.get("client", ""), query.get("user", ""), query.get("address", "")
+    sort = query.get("sort", SORTS[0])
     limit = int(query["limit"]) if query.get("limit", "").isdecimal() else MAX_SHOWN
     limit, sort = min(limit, MAX_SHOWN), sort if sort in SORTS else SORTS[0]
     everybody = connections()
     found: list[dict[str, Any]] = []
     matching = 0
     for start in range(0, len(everybody), SLICE):
-        part = [shown for session in everybody[start : start + SLICE] if wanted in (shown := session.shown())["client"]]
+        part = [
+            shown
+            for session in everybody[start : start + SLICE]
+            if client in (shown := session.shown())["client"]
+            and (not user or user == str(shown["user"]))
+            and (not address or shown["address"].startswith(address))
+        ]
         matching += len(part)
         found = heapq.nlargest(limit, [*found, *part], key=lambda shown: (shown[sort], -shown["id"]))
         await asyncio.sleep(0)

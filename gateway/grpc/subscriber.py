@@ -76,6 +76,7 @@ class _Stream(ClientSession):
 
     def __init__(self, clients: Clients, address: str) -> None:
         super().__init__(clients)
+        self._address = address
         self.id = clients.arrived(self, address)
         self.hello: asyncio.Task[wire_pb2.SubscribeRequest | None] | None = None
         self.channels: set[str] = set()
@@ -104,6 +105,10 @@ class _Stream(ClientSession):
     def evict(self) -> None:
         if self.hello is not None:
             self.hello.cancel()
+
+    def shown(self) -> dict[str, Any]:
+        """Values for the page /sessions; see `ClientSession.shown`."""
+        return {**super().shown(), "address": self._address}
 
     def deliver(self, data: bytes, count: int) -> None:
         self._wait(data, count)

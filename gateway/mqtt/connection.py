@@ -334,7 +334,8 @@ class MQTTConnection(ClientSession):
         shown["client"] = name if self.access is None else name.removeprefix(f"{self.uin} ")
         if self.keeping is not None:
             shown |= self.keeping.shown()
-        return {**shown, "protocol": f"mqtt {self.dialect}", "inflight": inflight, "backlog": shown["backlog"] + waiting}
+        backlog = shown["backlog"] + waiting
+        return {**shown, "address": self._address, "protocol": f"mqtt {self.dialect}", "inflight": inflight, "backlog": backlog}
 
     def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
         """Write mail, as the client takes it."""

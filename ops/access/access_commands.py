@@ -167,9 +167,9 @@ def kick(
 
     kick_ = Kick(user, by, key, everybody, client, forget, tenant)
     kick_.check()
-    asyncio.run(_kick(target, kick_.text()))
+    asyncio.run(post_kick(target, kick_.text()))
     if forget:  # of whoever was back before the session was removed: it must begin anew
-        asyncio.run(_kick(target, replace(kick_, forget=False).text()))
+        asyncio.run(post_kick(target, replace(kick_, forget=False).text()))
     signed = f" ({key})" if key else ""
     of_client = f"the client {client}{f' of {user}' if user else ''}"
     of_many = f"the tenant {tenant}" if tenant else f"all who came by {by}{signed}" if by else "everybody"
@@ -179,6 +179,7 @@ def kick(
     print_text(f"all gateways and proxies were notified to {what} the sessions of {who}{look}")
 
 
-async def _kick(target: str, request: str) -> None:
+async def post_kick(target: str, request: str) -> None:
+    """Post a kick for all gateways and proxies. Raises `RegistryUnavailable`."""
     async with registry_of(target) as (zookeeper, root), posted(zookeeper, f"{paths.kicks(root)}/r", request, sequence=True):
         await asyncio.sleep(KICK_S)

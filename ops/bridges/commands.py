@@ -41,7 +41,7 @@ Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Names of br
 @guarded
 def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
     """Show each bridge: its state, what it carried since its processes began, what it lacks. Exit code 1: one does not get on."""
-    found, silent = asyncio.run(_statuses(target))
+    found, silent = asyncio.run(bridges_of(target))
     if as_json:
         print_json(list(found.values()), indent=2)
     else:
@@ -65,10 +65,10 @@ def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
 @guarded
 def pause(names: Names, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
     """Let bridges finish what they write, and do nothing more. What comes waits in the topic, or in the source."""
-    known, _ = asyncio.run(_statuses(target))
+    known, _ = asyncio.run(bridges_of(target))
     for name in names:
         _known(known, name)
-    paused = asyncio.run(_pause(target, add=names))
+    paused = asyncio.run(pause_bridges(target, add=names))
     print_result({"paused": paused}, f"paused: {', '.join(paused)}", as_json=as_json)
 
 
@@ -76,7 +76,7 @@ def pause(names: Names, target: Target = DEFAULT_TARGET, as_json: AsJson = False
 @guarded
 def resume(names: Names, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
     """Let paused bridges go on."""
-    paused = asyncio.run(_pause(target, remove=names))
+    paused = asyncio.run(pause_bridges(target, remove=names))
     print_result({"paused": paused}, f"paused: {', '.join(paused) or 'none'}", as_json=as_json)
 
 
@@ -90,7 +90,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Move a bridge: it goes on from there, and writes again what follows. The audit log of the topic's groups has it."""
-    found = _known(asyncio.run(_statuses(target))[0], name)
+    found = _known(asyncio.run(bridges_of(target))[0], name)
     if not found["channel"]:
         raise InvalidArgument(
             f"{name} is a bridge from a source: the topic keeps its positions and stores nothing twice; to store all again, give "
@@ -158,16 +158,17 @@ def _known(found: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
     return found[name]
 
 
-async def _pause(target: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> list[str]:
+async def pause_bridges(target: str, *, add: Sequence[str] = (), remove: Sequence[str] = (), by: str = "") -> list[str]:
+    """Pause bridges and let others go on. Returns those that are paused then. by: who asked; empty: who runs the command."""
     async with registry_of(target) as (zookeeper, root):
         settings = await read_settings(zookeeper, root)
         before = [str(each) for each in settings.values.get(PAUSED, ())]
         paused = sorted({*before, *add} - {*remove})
-        await change_settings(zookeeper, root, {PAUSED: paused}, operator())
+        await change_settings(zookeeper, root, {PAUSED: paused}, by or operator())
     return paused
 
 
-async def _statuses(target: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+async def bridges_of(target: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The bridges of all processes by name, numbers added up, and a line for each process that does not answer."""
     async with registry_of(target) as (zookeeper, root):
         nodes = (await read_view(zookeeper, root)).running("bridge")

@@ -23,6 +23,7 @@ from pixiu.discovery.target import names_registry, parse_address
 from pixiu.discovery.view import Layout, RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument
+from registry.session import registry_of
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, error_console, guarded, operator, print_json, print_result
 
 STOP_VARIABLE: Final = "PIXIU_DOUBLE_KILLED_AFTER"
@@ -59,6 +60,30 @@ def double(
     done = asyncio.run(run.run(dry_run=dry_run, abort=abort, yes=yes, timeout_s=timeout))
     if not done:
         raise typer.Exit(1)
+
+
+async def planned(target: str, role: str) -> dict[str, object]:
+    """The plan of a doubling with its forecast, as `--dry-run --json` prints it. Raises `InvalidArgument`,
+    `RegistryUnavailable`."""
+    async with registry_of(target) as (zookeeper, root):
+        tool = DoublingTool(zookeeper, root, role, operator=operator())
+        try:
+            layout, doubling, problems = await tool.look(0)
+            there = layout.roles[role]
+            if doubling is None or doubling in there.doublings:
+                return {"role": role, "doubling": doubling, "from": there.n, "to": there.next}
+            plan = await tool.forecast()
+            return plan_json(role, there, doubling, [*problems, *plan.problems], plan)
+        finally:
+            await tool.close()
+
+
+def plan_json(role: str, there: RoleLayout, doubling: str, problems: list[str], plan: Plan) -> dict[str, object]:
+    """A plan as JSON values."""
+    return {
+        "role": role, "doubling": doubling, "from": there.n, "to": 2 * there.n, "replicas": max(there.replicas, 1),
+        "problems": problems, **plan.json(),
+    }  # fmt: skip
 
 
 class _Run:
@@ -134,11 +159,7 @@ class _Run:
         said = [f"{self._role}: {count} → {2 * count} partitions, {wanted} replica(s) each ({names})"]
         said += _plan_lines(plan)
         said += [f"✗ {problem}" for problem in problems]
-        fields = {
-            "role": self._role, "doubling": doubling, "from": count, "to": 2 * count, "replicas": wanted, "problems": problems,
-            **plan.json(),
-        }  # fmt: skip
-        self._say({"event": "plan", **fields}, "\n".join(said))
+        self._say({"event": "plan", **plan_json(self._role, there, doubling, problems, plan)}, "\n".join(said))
 
     def _progress(self, step: Step) -> None:
         seconds = round(time.monotonic() - self._began, 3)

@@ -291,17 +291,19 @@ async def _pages(view: InboxView, uin: int, wanted: str, *, drop: bool) -> Async
 def _handle_dead(target: str, uin: int, wanted: str, *, drop: bool) -> tuple[int, int]:
     """Drop dead letters, or send their mail again. Returns how many were handled and how many are left."""
 
-    async def work(view: InboxView) -> tuple[int, int]:
-        done = left = 0
-        async for letters in _pages(view, uin, wanted, drop=drop):
-            if drop:
-                done += await view.drop(uin, letters)
-            else:
-                done += len(await view.resend(uin, letters))
-                left += sum(dead.original is None for dead in letters)
-        return done, left
+    return _run(target, lambda view: handle_dead(view, uin, wanted, drop=drop))
 
-    return _run(target, work)
+
+async def handle_dead(view: InboxView, uin: int, wanted: str, *, drop: bool) -> tuple[int, int]:
+    """Drop dead letters, one by its ID or `ALL`, or send their mail again. Returns how many were handled and how many are left."""
+    done = left = 0
+    async for letters in _pages(view, uin, wanted, drop=drop):
+        if drop:
+            done += await view.drop(uin, letters)
+        else:
+            done += len(await view.resend(uin, letters))
+            left += sum(dead.original is None for dead in letters)
+    return done, left
 
 
 __all__ = ["InboxEntry", "Lane", "inbox", "lane_json", "read_inbox", "table"]

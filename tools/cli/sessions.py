@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
@@ -38,6 +39,8 @@ class Sort(StrEnum):
 def sessions(
     target: Target = DEFAULT_TARGET,
     client: Annotated[str, typer.Option(help="Only clients whose ID contains this.", metavar="TEXT")] = "",
+    user: Annotated[str, typer.Option(help="Only clients of this user.", metavar="UIN")] = "",
+    address: Annotated[str, typer.Option(help="Only clients of MQTT whose address begins with this.", metavar="ADDRESS")] = "",
     sort: Annotated[Sort, typer.Option(help="Largest first.")] = Sort.BACKLOG,
     limit: Annotated[int, typer.Option(help="Number of clients shown.", min=1, max=MAX_SHOWN)] = 20,
     away: Annotated[bool, typer.Option("--away", help="Sessions of MQTT that have outlived their connections instead.")] = False,
@@ -49,18 +52,20 @@ def sessions(
         query = {"away": "1", "client": client, "limit": str(limit)}
         _show_away(asyncio.run(ask_gateway(target, "/sessions", query, "problems", AWAY_S)), as_json)
         return
-    found, silent = asyncio.run(_ask(target, {"client": client, "sort": sort.value, "limit": str(limit)}))
-    shown = heapq.nlargest(limit, found, key=lambda each: (each[sort.value], -each["id"]))
+    query = {"client": client, "user": user, "address": address, "sort": sort.value, "limit": str(limit)}
+    found = asyncio.run(_ask(target, query))
+    shown, silent = found["sessions"], found["silent"]
     if as_json:
         print_json({"sessions": shown, "silent": silent})
     else:
         table = Table(box=None)
-        for name in ("client", "user", "gateway", "protocol", "backlog", "in flight", "dropped", "not read from, s"):
+        for name in ("client", "user", "address", "gateway", "protocol", "backlog", "in flight", "dropped", "not read from, s"):
             table.add_column(name)
         for each in shown:
             held = ", ".join(f"{reason} {seconds:.1f}" for reason, seconds in each["held_s"].items())
             numbers = [str(each[name]) for name in ("backlog", "inflight", "dropped")]
-            table.add_row(visible(each["client"]), str(each["user"]), each["gateway"], each["protocol"], *numbers, held)
+            named = (visible(each["client"]), str(each["user"]), each["address"], each["gateway"], each["protocol"])
+            table.add_row(*named, *numbers, held)
         console().print(table)
     if silent:
         raise Unavailable(f"gateways that do not answer: {', '.join(silent)}; look at `pixiu status`")
@@ -83,19 +88,31 @@ def _show_away(said: dict[str, Any], as_json: bool) -> None:
         print_text(visible(problem))
 
 
-async def _ask(target: str, query: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Sessions of all gateways, and the gateways that do not answer."""
+async def _ask(target: str, query: dict[str, str]) -> dict[str, Any]:
     _, view, _ = await read_registry(target)
-    nodes = list(view.of_role("gateway"))
+    return await ask_sessions(view.of_role("gateway"), query)
+
+
+async def ask_sessions(gateways: Iterable[Node], query: Mapping[str, str]) -> dict[str, Any]:
+    """Sessions of these gateways, those with the most work first; how many match, and the gateways that do not answer."""
+    nodes = list(gateways)
     answers = await asyncio.gather(*(_one(node, query) for node in nodes))
-    found = [session for answer in answers if answer is not None for session in answer]
-    return found, [f"{node.host}:{node.http_port}" for node, answer in zip(nodes, answers, strict=True) if answer is None]
+    found = [session for answer in answers if answer is not None for session in answer["sessions"]]
+    shown = heapq.nlargest(int(query["limit"]), found, key=lambda each: (each[query["sort"]], -each["id"]))
+    return {
+        "sessions": shown,
+        "connections": sum(answer["connections"] for answer in answers if answer is not None),
+        "matching": sum(answer["matching"] for answer in answers if answer is not None),
+        "silent": [f"{node.host}:{node.http_port}" for node, answer in zip(nodes, answers, strict=True) if answer is None],
+    }
 
 
-async def _one(node: Node, query: dict[str, str]) -> list[dict[str, Any]] | None:
+async def _one(node: Node, query: Mapping[str, str]) -> dict[str, Any] | None:
+    """The page of a gateway; None: it does not answer."""
     try:
         _, body = await fetch(node.host, node.http_port, f"/sessions?{urlencode(query)}")
-        found: list[dict[str, Any]] = json.loads(body)["sessions"]
+        found: dict[str, Any] = json.loads(body)
+        sessions = [{**session, "gateway": f"{node.host}:{node.mqtt_port}"} for session in found["sessions"]]
+        return {**found, "sessions": sessions}
     except (OSError, ValueError, KeyError):
         return None
-    return [{**session, "gateway": f"{node.host}:{node.mqtt_port}"} for session in found]

@@ -9,9 +9,10 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
 import typer
@@ -31,6 +32,9 @@ from tools.cli.doublings import DoublingStatus, doublings_of, phase_of, tool_of
 from tools.cli.http import TIMEOUT_S, fetch, samples
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
 from tools.cli.replicas import ReplicaStatus, read_replica, replica_problems, replica_table
+
+if TYPE_CHECKING:
+    from pixiu.discovery.zookeeper import ZooKeeper
 
 HTTP_AT_ONCE = 32
 
@@ -151,8 +155,15 @@ async def ask_gateway(
 ) -> dict[str, Any]:
     """Ask gateways for a page about the whole cluster until one answers with the key `wanted`. Raises `Unavailable`."""
     _, view, _ = await read_registry(target)
+    return await ask_one_of(view.of_role("gateway"), page, query, wanted, timeout_s)
+
+
+async def ask_one_of(
+    nodes: Iterable[Node], page: str, query: Mapping[str, str], wanted: str, timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
+    """Ask gateways for a page about the whole cluster until one answers with the key `wanted`. Raises `Unavailable`."""
     problem = "none is registered"
-    for node in view.of_role("gateway"):
+    for node in nodes:
         try:
             _, body = await fetch(node.host, node.http_port, f"{page}?{urlencode(query)}", timeout_s)
             found: dict[str, Any] = json.loads(body)
@@ -174,15 +185,8 @@ async def read_registry(target: str) -> tuple[str, View, dict[str, dict[str, obj
         raise InvalidArgument(f"--target {target}: the state of a cluster is in its registry; give zk://HOST:PORT/ROOT")
     check_reachable(target)
     # Imported on use: neither help nor «no cluster» waits for ZooKeeper's client.
-    from pixiu.discovery.operations import NoNode
     from pixiu.discovery.watcher import Discovery
     from pixiu.discovery.zookeeper import ZooKeeper
-
-    async def tool(role: str) -> dict[str, object]:
-        try:
-            return tool_of((await zookeeper.get(doubling(address.root, role)))[0])
-        except NoNode:
-            return {}
 
     address = parse_address(target)
     zookeeper = ZooKeeper(address, connect_timeout_s=5.0)
@@ -190,21 +194,38 @@ async def read_registry(target: str) -> tuple[str, View, dict[str, dict[str, obj
     discovery = Discovery(zookeeper, address.root, lambda _view: None)
     try:
         await discovery.start()
-        tools = {role: said for role in DOUBLED_ROLES if (said := await tool(role))}
-        return str(address), discovery.view, tools
+        return str(address), discovery.view, await tools_at_work(zookeeper, address.root)
     finally:
         await discovery.close()
         await zookeeper.close()
 
 
+async def tools_at_work(zookeeper: ZooKeeper, root: str) -> dict[str, dict[str, object]]:
+    """Read what doubles a role now, by role. Raises `RegistryUnavailable`."""
+    from pixiu.discovery.operations import NoNode
+
+    found: dict[str, dict[str, object]] = {}
+    for role in DOUBLED_ROLES:
+        with suppress(NoNode):
+            if said := tool_of((await zookeeper.get(doubling(root, role)))[0]):
+                found[role] = said
+    return found
+
+
 async def read_status(target: str) -> ClusterStatus:
     """Ask the registry, then every process. Raises the errors of `read_registry`."""
-    address, view, tools = await read_registry(target)
+    return await ask_processes(*await read_registry(target))
+
+
+async def ask_processes(
+    address: str, view: View, tools: Mapping[str, Mapping[str, object]], *, metrics: bool = True
+) -> ClusterStatus:
+    """Ask every process of a view. metrics: read what links lost, too, which costs most of the work."""
     slots = asyncio.Semaphore(HTTP_AT_ONCE)
 
     async def ask(node: Node) -> ProcessStatus:
         async with slots:
-            return await _ask(node)
+            return await _ask(node, metrics)
 
     found = judge(address, view, list(await asyncio.gather(*(ask(node) for node in view.nodes))))
     logs = [(one.node.role, one.node.partition, one.doubling) for one in found.processes if one.doubling]
@@ -212,11 +233,11 @@ async def read_status(target: str) -> ClusterStatus:
     return found
 
 
-async def _ask(node: Node) -> ProcessStatus:
+async def _ask(node: Node, metrics: bool) -> ProcessStatus:
     try:
         status, body = await fetch(node.host, node.http_port, "/health")
         said = json.loads(body)
-        _, page = await fetch(node.host, node.http_port, "/metrics")
+        page = (await fetch(node.host, node.http_port, "/metrics"))[1] if metrics else b""
     except (OSError, ValueError) as error:
         return ProcessStatus(
             node, False, f"does not answer ({str(error) or 'no answer in time'}); was it killed, or does it hang?", silent=True

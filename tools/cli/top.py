@@ -77,6 +77,11 @@ class Watch:
         self._at = time.monotonic()
         self._slots = asyncio.Semaphore(HTTP_AT_ONCE)
 
+    @property
+    def readings(self) -> dict[int, Reading]:
+        """What processes that answered said at the last call of `look`, by endpoint."""
+        return self._before
+
     async def look(self, view: View) -> Screen:
         """Read every process once; rates are those since the previous call."""
         order = {role: number for number, role in enumerate(ROLES)}

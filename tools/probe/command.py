@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,8 +21,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from pixiu.discovery.reachable import check_reachable
-from pixiu.errors import InvalidArgument
+from pixiu.errors import InvalidArgument, PixiuError
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
+from tools.probe.keep import Keeper
 from tools.probe.paths import Finding, Member, Prober, percentile
 from tools.probe.run import ProbeOptions, ProbeRun
 
@@ -35,6 +40,10 @@ def probe(
     join_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the subscriptions at the start.")] = 12.0,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C; alarms are printed as they come and go.")] = False,
     seconds: Annotated[float, typer.Option("--for", min=0, help="With --watch: end after this number of seconds; 0: never.")] = 0.0,
+    keep: Annotated[
+        Path | None, typer.Option(help="With --watch: keep the availability of 30 days in this file, over restarts.", metavar="FILE")
+    ] = None,
+    until_eof: Annotated[bool, typer.Option("--until-eof", help="With --watch: end when the standard input is closed.")] = False,
     target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
@@ -43,32 +52,84 @@ def probe(
         raise InvalidArgument(f"--failures {failures} can never be reached in --count {count} rounds; raise --count")
     if seconds and not watch:
         raise InvalidArgument("--for needs --watch")
+    if (keep is not None or until_eof) and not watch:
+        raise InvalidArgument(f"{'--keep' if keep is not None else '--until-eof'} needs --watch")
     options = ProbeOptions(0 if watch else count, interval, timeout, failures, join_timeout, seconds)
-    if not asyncio.run(_probe(target, options, as_json)):
+    if keep is not None:
+        asyncio.run(_keep(target, options, Keeper(keep), as_json, until_eof))
+    elif not asyncio.run(_probe(target, options, as_json, None, until_eof)):
         raise typer.Exit(1)
 
 
-async def _probe(target: str, options: ProbeOptions, as_json: bool) -> bool:
+async def _keep(target: str, options: ProbeOptions, keeper: Keeper, as_json: bool, until_eof: bool) -> None:
+    """Probe the cluster for as long as it is wanted, also while there is nothing to probe: that is what is counted."""
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    if until_eof:
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _read, ended.set)
+    try:
+        while not ended.is_set():
+            probing = asyncio.create_task(_probe(target, options, as_json, keeper, False))
+            waiting = asyncio.create_task(ended.wait())
+            await asyncio.wait({probing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if not probing.done():
+                probing.cancel()
+            try:
+                await probing
+                return  # Ctrl-C, or its time is over
+            except asyncio.CancelledError:
+                return
+            except InvalidArgument:
+                raise
+            except PixiuError as error:
+                keeper.note_no_path()
+                error_console().print(escape(str(error)), highlight=False)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), options.interval_s)
+    finally:
+        keeper.write()
+
+
+def _read(end: Callable[[], object]) -> None:
+    if not sys.stdin.buffer.read1(1024):
+        end()
+
+
+async def _probe(target: str, options: ProbeOptions, as_json: bool, keeper: Keeper | None, until_eof: bool) -> bool:
     """Probe the cluster. True if no path failed."""
     out = console()
 
     def say(findings: list[Finding]) -> None:
+        if keeper is not None:
+            keeper.alarm(findings)
         if as_json:
             print_json(findings_json(findings, run.prober))
         elif not options.count:
             lines = [f"[red]alarm: {escape(finding.text)}[/]" for finding in findings] or ["[green]every path works again[/]"]
             live.console.print(*lines, sep="\n", highlight=False)
 
+    def show() -> None:
+        if keeper is not None:
+            keeper.note(run.prober)
+        if out.is_terminal and not as_json:
+            live.update(render(run.prober), refresh=True)
+
     run = ProbeRun(target, options, say)
+    if keeper is not None:
+        keeper.watch(run.prober)
     with Live(console=out, auto_refresh=False, transient=True) as live:
         check_reachable(target)
         async with run:
             _say_running(run, as_json)
-            rounds = asyncio.create_task(
-                run.rounds(lambda: live.update(render(run.prober), refresh=True) if out.is_terminal and not as_json else None)
-            )
+            rounds = asyncio.create_task(run.rounds(show))
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, rounds.cancel)
-            await asyncio.wait({rounds})
+            if until_eof:
+                asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _read, rounds.cancel)
+            try:
+                await asyncio.wait({rounds})
+            finally:
+                rounds.cancel()
             if not rounds.cancelled():
                 rounds.result()
     if as_json:

@@ -81,6 +81,11 @@ class Member(NamedTuple):
         )
         return f"{where} at {self.address}"
 
+    @property
+    def place(self) -> str:
+        """Role, partition and replica."""
+        return f"{self.role} {self.replica}" if self.partition < 0 else f"{self.role} {self.partition}/{self.replica}"
+
 
 class Path(NamedTuple):
     """A way through the cluster."""
@@ -94,6 +99,11 @@ class Path(NamedTuple):
     def name(self) -> str:
         """Name of the path in an alarm."""
         return " -> ".join(member.name for member in self)
+
+    @property
+    def place(self) -> str:
+        """Name of the path whatever processes run there: it stays when one is started again at another address."""
+        return " > ".join(member.place for member in self)
 
 
 @dataclass(slots=True)
@@ -266,6 +276,8 @@ class Prober:
     """
 
     def __init__(self, failures: int, timeout_s: float, first_user: int = 0) -> None:
+        self.on_hops: Callable[[Mapping[str, int]], None] = lambda _times: None
+        """Called with the times of the hops of each probe that arrived, and the total, microseconds."""
         self.paths: dict[Path, PathState] = {}
         self.rooms: dict[int, int] = {}
         """Room of every broker replica, by endpoint."""
@@ -454,9 +466,11 @@ class Prober:
             state.reason = f"bypassed it, through {path.middle.role} partition {partition} replica {replica}"
 
     def _note(self, stamps: Sequence[Stamp]) -> None:
-        for way, time_us in hop_times(stamps):
+        hops, total_us = hop_times(stamps), stamps[-1].in_us - stamps[0].out_us
+        for way, time_us in hops:
             self._times.setdefault(way, deque(maxlen=MAX_SAMPLES)).append(time_us)
-        self._totals.append(stamps[-1].in_us - stamps[0].out_us)
+        self._totals.append(total_us)
+        self.on_hops({**{way.name: time_us for way, time_us in hops}, TOTAL: total_us})
 
 
 def hop_times(stamps: Sequence[Stamp]) -> list[tuple[_Way, int]]:

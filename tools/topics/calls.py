@@ -80,11 +80,16 @@ class TopicCluster:
         found: list[topic_pb2.TopicDescription] = []
         more, after = True, ""
         while more:
-            request = topic_pb2.ListTopicsRequest(prefix=prefix, after=after, deleted=deleted)
-            reply: topic_pb2.ListTopicsReply = await self._ask("List", request, "", ASK_S)
+            reply = await self.page(prefix, after, deleted=deleted)
             found += reply.topics
             more, after = reply.more, found[-1].name if found else ""
         return found
+
+    async def page(self, prefix: str, after: str, *, deleted: bool) -> topic_pb2.ListTopicsReply:
+        """Describe the first topics, by name, that begin with a prefix and come after a name."""
+        request = topic_pb2.ListTopicsRequest(prefix=prefix, after=after, deleted=deleted)
+        reply: topic_pb2.ListTopicsReply = await self._ask("List", request, "", ASK_S)
+        return reply
 
     async def change(self, change: topic_pb2.TopicChange) -> topic_pb2.TopicDescription:
         """Change a topic; returns when the change is in effect. Raises its refusal, `OutcomeUnknown`, `Unavailable`."""

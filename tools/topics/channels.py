@@ -135,11 +135,9 @@ def dead(
     as_json: AsJson = False,
 ) -> None:
     """List a channel's dead letters: messages whose attempts are used up."""
-    wanted = topic_pb2.DeadLettersRequest(limit=count, after=after)
-    request = topic_pb2.ChannelRequest(topic=name, channel=channel_name, parts=part or (), dead=wanted)
-    found = [each for reply in _ask(target, name, request, part).values() for each in reply.dead]
+    found = calls.run(target, lambda cluster: dead_letters(cluster, name, channel_name, part, count, after))
     if as_json:
-        print_json({"topic": name, "channel": channel_name, "dead": [_dead_json(each) for each in found]})
+        print_json({"topic": name, "channel": channel_name, "dead": [dead_json(each) for each in found]})
         return
     for each in found:
         when = datetime.fromtimestamp(each.at_us / 1_000_000, UTC).isoformat(timespec="seconds")
@@ -161,12 +159,7 @@ def resend(
     as_json: AsJson = False,
 ) -> None:
     """Deliver dead letters again, as if they had not been delivered before."""
-    if offsets and (not part or len(part) != 1):
-        raise InvalidArgument("offsets are those of one part: give --part PART")
-    request = topic_pb2.ChannelRequest(
-        topic=name, channel=channel_name, parts=part or (), resend=topic_pb2.ResendDead(offsets=offsets or ())
-    )
-    changed = sum(reply.changed for reply in _ask(target, name, request, part).values())
+    changed = calls.run(target, lambda cluster: resend_dead(cluster, name, channel_name, offsets, part))
     print_result(
         {"topic": name, "channel": channel_name, "resent": changed}, f"{changed:,} messages are delivered again", as_json=as_json
     )
@@ -186,32 +179,61 @@ def seek(
     as_json: AsJson = False,
 ) -> None:
     """Move a channel: it goes on from there, forward or back."""
+    wanted = seek_of(to, part, force=force)
+    changed, there = calls.run(target, lambda cluster: seek_channel(cluster, name, channel_name, wanted, part))
+    went = [{"part": each.part, "offset": each.floor, "end": each.end} for each in there]
+    text = f"{name}, channel {channel_name}: moved; {changed:,} messages are concerned{moved_text(wanted, there)}"
+    print_result({"topic": name, "channel": channel_name, "changed": changed, "parts": went}, text, as_json=as_json)
+
+
+async def dead_letters(
+    cluster: TopicCluster, name: str, channel_name: str, parts: list[int] | None, count: int, after: int
+) -> list[topic_pb2.DeadMessage]:
+    """The dead letters of a channel: `count` of each group at most, beyond an offset."""
+    wanted = topic_pb2.DeadLettersRequest(limit=count, after=after)
+    request = topic_pb2.ChannelRequest(topic=name, channel=channel_name, parts=parts or (), dead=wanted)
+    return [each for reply in (await _asked(cluster, name, request, parts)).values() for each in reply.dead]
+
+
+async def resend_dead(
+    cluster: TopicCluster, name: str, channel_name: str, offsets: list[int] | None, parts: list[int] | None
+) -> int:
+    """Have dead letters delivered again, all or those at these offsets of one part. Returns their number."""
+    if offsets and (not parts or len(parts) != 1):
+        raise InvalidArgument("offsets are those of one part: give --part PART")
+    resend_ = topic_pb2.ResendDead(offsets=offsets or ())
+    request = topic_pb2.ChannelRequest(topic=name, channel=channel_name, parts=parts or (), resend=resend_)
+    return sum(reply.changed for reply in (await _asked(cluster, name, request, parts)).values())
+
+
+def seek_of(to: str, parts: list[int] | None, *, force: bool) -> topic_pb2.SeekChannel:
+    """A place in a topic as people name it. Raises `InvalidArgument`."""
     wanted = topic_pb2.SeekChannel(force=force)
     if to == "start":
         wanted.start = True
     elif to == "end":
         wanted.end = True
     elif to.startswith("@"):
-        wanted.offset = offset_of(to, part)
+        wanted.offset = offset_of(to, parts)
     else:
         wanted.time_us = moment_of(to, time.time())
-    request = topic_pb2.ChannelRequest(topic=name, channel=channel_name, parts=part or (), seek=wanted)
+    return wanted
 
-    async def work(cluster: TopicCluster) -> tuple[int, list[topic_pb2.ChannelPart]]:
-        replies = await _asked(cluster, name, request, part)
-        state = topic_pb2.ChannelRequest(topic=name, channel=channel_name, parts=part or (), state=True)
-        rejoin = topic_pb2.ChannelRequest(topic=name, channel=channel_name, rejoin=True)
-        try:
-            await _asked(cluster, name, rejoin, None)
-            there = [each for reply in (await _asked(cluster, name, state, part)).values() for each in reply.parts]
-        except PixiuError:
-            there = []  # it is moved, whatever is known of it
-        return sum(reply.changed for reply in replies.values()), there
 
-    changed, there = calls.run(target, work)
-    went = [{"part": each.part, "offset": each.floor, "end": each.end} for each in there]
-    text = f"{name}, channel {channel_name}: moved; {changed:,} messages are concerned{moved_text(wanted, there)}"
-    print_result({"topic": name, "channel": channel_name, "changed": changed, "parts": went}, text, as_json=as_json)
+async def seek_channel(
+    cluster: TopicCluster, name: str, channel_name: str, wanted: topic_pb2.SeekChannel, parts: list[int] | None
+) -> tuple[int, list[topic_pb2.ChannelPart]]:
+    """Move a channel. Returns the number of messages that are concerned, and the parts as they are then, if that is known."""
+    request = topic_pb2.ChannelRequest(topic=name, channel=channel_name, parts=parts or (), seek=wanted)
+    replies = await _asked(cluster, name, request, parts)
+    state = topic_pb2.ChannelRequest(topic=name, channel=channel_name, parts=parts or (), state=True)
+    rejoin = topic_pb2.ChannelRequest(topic=name, channel=channel_name, rejoin=True)
+    try:
+        await _asked(cluster, name, rejoin, None)
+        there = [each for reply in (await _asked(cluster, name, state, parts)).values() for each in reply.parts]
+    except PixiuError:
+        there = []  # it is moved, whatever is known of it
+    return sum(reply.changed for reply in replies.values()), there
 
 
 def moved_text(wanted: topic_pb2.SeekChannel, there: list[topic_pb2.ChannelPart]) -> str:
@@ -223,15 +245,10 @@ def moved_text(wanted: topic_pb2.SeekChannel, there: list[topic_pb2.ChannelPart]
     return f"; it goes on at {found.part}:{found.floor}{f'{why}, and not at {asked}' if why else ''}"
 
 
-def _ask(target: str, name: str, request: topic_pb2.ChannelRequest, parts: list[int] | None) -> dict[int, topic_pb2.ChannelReply]:
-    """Ask the leaders of all groups, or of those that hold these parts. Raises the first refusal."""
-
-    return calls.run(target, lambda cluster: _asked(cluster, name, request, parts))
-
-
 async def _asked(
     cluster: TopicCluster, name: str, request: topic_pb2.ChannelRequest, parts: list[int] | None
 ) -> dict[int, topic_pb2.ChannelReply]:
+    """Ask the leaders of all groups, or of those that hold these parts. Raises the first refusal."""
     topic = await cluster.describe(name)
     groups = {part.number: part.group for part in topic.parts}
     missing = [number for number in parts or () if number not in groups]
@@ -246,7 +263,8 @@ async def _asked(
     return found
 
 
-def _dead_json(letter: topic_pb2.DeadMessage) -> dict[str, Any]:
+def dead_json(letter: topic_pb2.DeadMessage) -> dict[str, Any]:
+    """A dead letter as JSON, without what it says."""
     return {
         "part": letter.part,
         "offset": letter.message.base,

@@ -20,6 +20,7 @@ from pixiu.client.topics.writing.writer import TopicWriter
 from pixiu.discovery.topics import MAX_NUMBER
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.wire.block import STAMP_BYTES, Flag, Message, parse_stored, stored_size
+from pixiu.wire.filters import Filter
 from pixiu.wire.v1 import topic_pb2
 from tools.cli.output import DEFAULT_TARGET, EXIT_NOT_DELIVERED, AsJson, Target, guarded, print_json, print_result, visible
 from tools.topics import calls
@@ -158,19 +159,28 @@ def read(
     as_json: AsJson = False,
 ) -> None:
     """Print what is stored, part by part: part:offset, time, key, body. No channel is concerned."""
-    where = _start(start, part)
+    where = start_of(start, part)
 
     async def work(cluster: TopicCluster) -> None:
-        topic, left = await cluster.describe(name), count or sys.maxsize
-        for each in _chosen(topic, part):
-            async for line in _lines(cluster, topic, each, where):
-                if isinstance(line, Line):
-                    _print(line, as_json)
-                    left -= 1
-                    if not left:
-                        return
+        left = count or sys.maxsize
+        async for line in stored(cluster, name, where, part):
+            _print(line, as_json)
+            left -= 1
+            if not left:
+                return
 
     calls.run(target, work)
+
+
+async def stored(
+    cluster: TopicCluster, name: str, where: topic_pb2.TopicReadRequest, parts: list[int] | None, filter_: Filter | None = None
+) -> AsyncIterator[Line]:
+    """Iterate over the messages of a topic, part by part, from a place on; only those that a filter selects, if there is one."""
+    topic = await cluster.describe(name)
+    for each in _chosen(topic, parts):
+        async for line in _lines(cluster, topic, each, where, filter_=filter_):
+            if isinstance(line, Line):
+                yield line
 
 
 @guarded
@@ -226,6 +236,7 @@ async def _lines(
     where: topic_pb2.TopicReadRequest,
     *,
     wait: bool = False,
+    filter_: Filter | None = None,
 ) -> AsyncIterator[Line | topic_pb2.TopicPart]:
     """The messages of a part; if it is waited for them, then the children of a sealed part."""
     request = topic_pb2.TopicReadRequest(topic=topic.name, part=part.number, max_bytes=PAGE_BYTES, wait_ms=WAIT_MS if wait else 0)
@@ -233,7 +244,7 @@ async def _lines(
     at = -1
     while True:
         reply = await cluster.read(topic, part, request)
-        for line in _messages(part.number, reply.blocks):
+        for line in _messages(part.number, reply.blocks, filter_):
             if line.offset >= max(at, where.offset):
                 yield line
         if reply.gap_high:
@@ -249,14 +260,15 @@ async def _lines(
         request.offset = at
 
 
-def _messages(part: int, blocks: bytes) -> Iterator[Line]:
+def _messages(part: int, blocks: bytes, filter_: Filter | None) -> Iterator[Line]:
     at = 0
     while at < len(blocks):
         size = stored_size(blocks[at : at + STAMP_BYTES])
         if not size:
             raise MalformedData(f"part {part}: the leader sent what is no block")
         stamp, block = parse_stored(blocks[at : at + size])
-        for number in range(0 if block.flags & Flag.HOLE else block.count):
+        count = 0 if block.flags & Flag.HOLE else block.count
+        for number in range(count) if filter_ is None else filter_.matching(block, 0, count):
             yield Line(part, stamp.base + number, stamp.at_us, stamp.sender, block.message(number))
         at += size
 
@@ -269,7 +281,8 @@ def _chosen(topic: topic_pb2.TopicDescription, wanted: list[int] | None) -> list
     return sorted((part for part in topic.parts if not wanted or part.number in wanted), key=lambda part: part.number)
 
 
-def _start(text: str, parts: list[int] | None) -> topic_pb2.TopicReadRequest:
+def start_of(text: str, parts: list[int] | None) -> topic_pb2.TopicReadRequest:
+    """A place to read from as people name it. Raises `InvalidArgument`."""
     if text == "start":
         return topic_pb2.TopicReadRequest(offset=0)
     if text.startswith("@"):

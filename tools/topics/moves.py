@@ -51,7 +51,7 @@ def _run(target: str, drain: int | None, nothing: str, *, dry_run: bool, yes: bo
             typer.confirm(f"move {count}?", abort=True, err=True)
         calls.run(target, lambda cluster: _move(cluster, plan, quiet=as_json))
     if as_json:
-        print_json({"moved": not dry_run, **_json(plan)})
+        print_json({"moved": not dry_run, **plan_json(plan)})
 
 
 async def _move(cluster: TopicCluster, plan: topic_pb2.TopicPlan, *, quiet: bool) -> None:
@@ -76,7 +76,8 @@ def _table(plan: topic_pb2.TopicPlan) -> Table:
     return table
 
 
-def _json(plan: topic_pb2.TopicPlan) -> dict[str, Any]:
+def plan_json(plan: topic_pb2.TopicPlan) -> dict[str, Any]:
+    """A plan as JSON."""
     return {
         "moves": [
             {"topic": move.topic, "part": move.part, "source": move.source, "target": move.target, "load": round(move.load, 3)}

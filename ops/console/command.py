@@ -1,0 +1,110 @@
+"""`pixiu console`: a cluster in a browser.
+
+Source: docs/console.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import ssl
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from cluster.access.login_guard import LoginGuard
+from cluster.core import log
+from cluster.settings.options import is_loopback
+from cluster.trust.audit import Audit
+from ops.console.cluster import Cluster
+from ops.console.logins import SECRET_BYTES, Logins
+from ops.console.server import Console, Place
+from pixiu.errors import ConfigurationError, InvalidArgument
+from tools.cli.output import DEFAULT_TARGET, Target, guarded, operator, print_text
+
+PORT: Final = 7080
+OPERATORS: Final = "operators"
+
+
+@guarded
+def console(
+    target: Target = DEFAULT_TARGET,
+    port: Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65_535)] = PORT,
+    host: Annotated[str, typer.Option(help="Address; beyond loopback with --access and --certificate only.")] = "127.0.0.1",
+    names: Annotated[
+        list[str] | None, typer.Option("--name", help="A host name of its URL; may be repeated.", metavar="NAME")
+    ] = None,
+    access: Annotated[
+        Path | None, typer.Option(help="The cluster's access file: its users log in with their tokens.", metavar="FILE")
+    ] = None,
+    group: Annotated[str, typer.Option(help="With --access: users of this group may change something.")] = OPERATORS,
+    certificate: Annotated[
+        Path | None, typer.Option(help="PEM file with the certificate of its URL and the private key.", metavar="FILE")
+    ] = None,
+    look: Annotated[
+        bool, typer.Option("--look", help="Without --access: no login; whoever reaches the port may look, and change nothing.")
+    ] = False,
+    until_eof: Annotated[bool, typer.Option("--until-eof", help="End when the standard input is closed.")] = False,
+) -> None:
+    """Serve a page that shows the whole cluster in a browser, until Ctrl-C: map, clients, rooms, inboxes, topics, paths, growth,
+    bridges, security, and a client to try. Prints its URL, with the token of this run."""
+    if not is_loopback(host) and (access is None or certificate is None):
+        raise InvalidArgument(f"--host {host}: beyond loopback a console needs a login and TLS: give --access and --certificate")
+    if look and access is not None:
+        raise InvalidArgument("--look is for a console without logins; leave --access out")
+    log.configure("console", "info", sys.stderr)
+    place = Place(host, port, tuple(names or ()), _tls(certificate))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(target, place, access, group, look=look, until_eof=until_eof))
+
+
+def _tls(certificate: Path | None) -> ssl.SSLContext | None:
+    if certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, password=lambda: b"")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{certificate}: is not a PEM file with a certificate and its key: {error}") from None
+    return context
+
+
+async def _serve(target: str, place: Place, access: Path | None, group: str, *, look: bool, until_eof: bool) -> None:
+    guard = LoginGuard(str(access), log.get_logger(), Audit(None)) if access is not None else None
+    secret = "" if access is not None or look else secrets.token_urlsafe(SECRET_BYTES)
+    logins = Logins(secret, guard, group, operator=operator())
+    async with Cluster(target) as cluster:
+        server = Console(cluster, logins, place)
+        try:
+            await server.start()
+        except OSError as error:
+            raise InvalidArgument(f"{place.host}:{place.port}: the console cannot listen there: {error.strerror}") from None
+        if guard is not None:
+            guard.start()
+        scheme, host = "https" if place.tls is not None else "http", (*place.names, place.host)[0]
+        # After the #, where no server and no log sees it.
+        print_text(f"{scheme}://{host}:{server.port}/" + (f"#token={secret}" if secret else ""))
+        try:
+            await _ended(until_eof)
+        finally:
+            await server.close()
+            if guard is not None:
+                await guard.close()
+
+
+async def _ended(until_eof: bool) -> None:
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    if until_eof:
+        loop.add_reader(sys.stdin.fileno(), _read, ended)
+    await ended.wait()
+
+
+def _read(ended: asyncio.Event) -> None:
+    if not sys.stdin.buffer.read1(1024):
+        ended.set()
