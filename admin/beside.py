@@ -90,23 +90,30 @@ class Beside:
         """Run a program, and start it again when it has ended."""
         backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S, random.random)
         while True:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
-                env=self._environment,
-            )  # fmt: skip
             try:
-                code = await process.wait()
-            except asyncio.CancelledError:
-                assert process.stdin is not None
-                process.stdin.close()
-                try:
-                    await asyncio.wait_for(process.wait(), END_S)
-                except TimeoutError:
-                    process.kill()
-                    await process.wait()
-                raise
+                code = str(await self._run(command))
+            except OSError as error:  # no memory, too many processes
+                code = str(error)
             self._log.warning(ENDED, program=command[0], code=code)
             await asyncio.sleep(backoff.next_s())
+
+    async def _run(self, command: Sequence[str]) -> int:
+        """Run a program until it ends, or this is cancelled. Returns its exit code."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, env=self._environment
+        )
+        try:
+            return await process.wait()
+        except asyncio.CancelledError:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                async with asyncio.timeout(END_S):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+            raise
 
     async def _read_reports(self) -> None:
         while True:

@@ -146,8 +146,8 @@ class ClientSession(ABC):
         """Values for the page /sessions. Sizes in bytes."""
         now = self._clients.now()
         return {
-            "id": self.id, "user": self.uin, "client": "", "address": "", "protocol": "grpc", "backlog": self._backlog.waiting_bytes,
-            "inflight": 0, "dropped": self._backlog.dropped,
+            "id": self.id, "user": self.uin, "client": "", "address": "", "protocol": "grpc",
+            "backlog": self._backlog.waiting_bytes, "inflight": 0, "dropped": self._backlog.dropped,
             "held_s": {reason.value: round(now - since, 3) for reason, since in self.gate.reasons.items()},
         }  # fmt: skip
 

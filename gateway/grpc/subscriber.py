@@ -106,7 +106,7 @@ class _Stream(ClientSession):
         if self.hello is not None:
             self.hello.cancel()
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> dict[str, object]:
         """Values for the page /sessions; see `ClientSession.shown`."""
         return {**super().shown(), "address": self._address}
 

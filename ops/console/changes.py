@@ -92,6 +92,7 @@ async def bridge_resume(cluster: Cluster, inputs: Inputs, user: str) -> Mapping[
 
 CHANGES: Final[Mapping[str, Change]] = {
     "clients/kick": kick, "topic/resend": topic_resend, "topic/seek": topic_seek, "inbox/resend": inbox_resend,
-    "inbox/drop": inbox_drop, "inbox/drop-device": inbox_drop_device, "bridges/pause": bridge_pause, "bridges/resume": bridge_resume,
+    "inbox/drop": inbox_drop, "inbox/drop-device": inbox_drop_device, "bridges/pause": bridge_pause,
+    "bridges/resume": bridge_resume,
 }  # fmt: skip
 """Path below /api/ → what it does."""

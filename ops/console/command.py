@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import signal
 import ssl
@@ -106,5 +107,5 @@ async def _ended(until_eof: bool) -> None:
 
 
 def _read(ended: asyncio.Event) -> None:
-    if not sys.stdin.buffer.read1(1024):
+    if not os.read(sys.stdin.fileno(), 1024):
         ended.set()

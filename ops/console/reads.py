@@ -196,7 +196,9 @@ async def security(cluster: Cluster, _: Inputs) -> Mapping[str, Any]:
         reading = cluster.readings.get(int(process.node.endpoint))
         counts = {} if reading is None or reading.counts is None else reading.counts
         numbers = {name: int(counts[f"{name}_total"]) for name in GUARDED if f"{name}_total" in counts}
-        shown.append({"name": process.name, "address": process.node.address, "client_address": process.node.client_address, **numbers})
+        shown.append(
+            {"name": process.name, "address": process.node.address, "client_address": process.node.client_address, **numbers}
+        )
     return {"insecure": status.insecure, "processes": shown}
 
 

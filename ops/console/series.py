@@ -64,8 +64,8 @@ class Series:
 def _point(row: Row) -> Point:
     p99 = None if row.p99_s is None else round(row.p99_s, 6)
     return Point(
-        row.role, row.partition, row.alive, row.dead, round(row.in_per_s, 1), round(row.out_per_s, 1), round(row.drops_per_s, 1), p99,
-        row.behind, round(row.lag_s, 4),
+        row.role, row.partition, row.alive, row.dead, round(row.in_per_s, 1), round(row.out_per_s, 1), round(row.drops_per_s, 1),
+        p99, row.behind, round(row.lag_s, 4),
     )  # fmt: skip
 
 

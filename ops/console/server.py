@@ -161,7 +161,9 @@ class Console:
         path = PAGE / request.match_info.get("name", "index.html")
         if not path.is_file():
             raise web.HTTPNotFound
-        return web.Response(body=path.read_bytes(), content_type=KINDS.get(path.suffix, "application/octet-stream"), charset="utf-8")
+        return web.Response(
+            body=path.read_bytes(), content_type=KINDS.get(path.suffix, "application/octet-stream"), charset="utf-8"
+        )
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
         session = self._logins.session(request.cookies.get(COOKIE, ""))

@@ -30,6 +30,7 @@ def test_options_that_need_another_one() -> None:
     assert set(wrong) == {"probe_file", "console_access_file"}
 
 
+@pytest.mark.process
 async def test_a_program_runs_while_the_admin_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of Python's that writes the file, and ends with its standard input."""
     report = {"total": {"arrived": 9, "failed": 1, "share": 0.9}, "paths": [{"path": "a", "share": 0.9}], "hops": []}

@@ -3,8 +3,8 @@
     rounds of probes ──▶ today's counts of each path ──▶ 30 days ──▶ report
                          this hour's counts of all  ──▶ 720 hours
 
-A path is named by the places of its processes, so it stays the same when one of them is started again. A moment at which there is no
-path at all, because no proxy or gateway is registered, counts as a probe that failed: nobody could have sent anything.
+A path is named by the places of its processes, so it stays the same when one of them is started again. A moment without any path,
+because no proxy or gateway is registered, counts as a probe that failed: nobody could have sent anything.
 
 Source: docs/console.md, "Availability".
 """

@@ -6,6 +6,7 @@ Source: PiXiu §3.1; docs/architecture.md, "Probes and traces", docs/operations.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -41,7 +42,8 @@ def probe(
     watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C; alarms are printed as they come and go.")] = False,
     seconds: Annotated[float, typer.Option("--for", min=0, help="With --watch: end after this number of seconds; 0: never.")] = 0.0,
     keep: Annotated[
-        Path | None, typer.Option(help="With --watch: keep the availability of 30 days in this file, over restarts.", metavar="FILE")
+        Path | None,
+        typer.Option(help="With --watch: keep the availability of 30 days in this file, over restarts.", metavar="FILE"),
     ] = None,
     until_eof: Annotated[bool, typer.Option("--until-eof", help="With --watch: end when the standard input is closed.")] = False,
     target: Target = DEFAULT_TARGET,
@@ -86,13 +88,14 @@ async def _keep(target: str, options: ProbeOptions, keeper: Keeper, as_json: boo
                 keeper.note_no_path()
                 error_console().print(escape(str(error)), highlight=False)
             with suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), options.interval_s)
+                async with asyncio.timeout(options.interval_s):
+                    await ended.wait()
     finally:
         keeper.write()
 
 
 def _read(end: Callable[[], object]) -> None:
-    if not sys.stdin.buffer.read1(1024):
+    if not os.read(sys.stdin.fileno(), 1024):
         end()
 
 

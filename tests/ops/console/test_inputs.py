@@ -15,7 +15,12 @@ def test_fields_that_are_right() -> None:
     assert (inputs.text("name"), inputs.number("count"), inputs.number("more"), inputs.flag("force")) == ("orders", 7, 8, True)
     assert inputs.numbers("offsets") == [1, 2]
     assert inputs.one_of("sort", ("a", "b")) == "b"
-    assert (inputs.text("other", ""), inputs.number("other", 3), inputs.flag("other"), inputs.numbers("other")) == ("", 3, False, [])
+    assert (inputs.text("other", ""), inputs.number("other", 3), inputs.flag("other"), inputs.numbers("other")) == (
+        "",
+        3,
+        False,
+        [],
+    )
     assert Inputs({}).one_of("sort", ("a", "b")) == "a"
 
 

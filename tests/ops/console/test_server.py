@@ -49,11 +49,11 @@ def secret_logins() -> Logins:
 async def test_nothing_is_shown_without_a_login() -> None:
     async with console(secret_logins()) as browser:
         assert [await asked(browser, "GET", f"/api/{path}") for path in (*OPEN, *CONTENTS, "gateways", "mqtt")] == [
-            (401, "NOT_AUTHENTICATED")
+            (401, "UNAUTHENTICATED")
         ] * (len(OPEN) + len(CONTENTS) + 2)
-        assert {await asked(browser, "POST", f"/api/{path}", json={}) for path in CHANGES} == {(401, "NOT_AUTHENTICATED")}
-        assert await asked(browser, "POST", "/api/login", json={"token": "another"}) == (401, "NOT_AUTHENTICATED")
-        assert await asked(browser, "POST", "/api/login", json={"token": "x" * 9_000}) == (401, "NOT_AUTHENTICATED")
+        assert {await asked(browser, "POST", f"/api/{path}", json={}) for path in CHANGES} == {(401, "UNAUTHENTICATED")}
+        assert await asked(browser, "POST", "/api/login", json={"token": "another"}) == (401, "UNAUTHENTICATED")
+        assert await asked(browser, "POST", "/api/login", json={"token": "x" * 9_000}) == (401, "UNAUTHENTICATED")
 
 
 async def test_the_token_of_this_run_gives_a_cookie_that_no_script_reads() -> None:
@@ -69,7 +69,7 @@ async def test_the_token_of_this_run_gives_a_cookie_that_no_script_reads() -> No
         # It gets as far as its inputs.
         assert await asked(browser, "POST", "/api/topic/seek", json={"name": ""}) == (400, "INVALID_ARGUMENT")
         await asked(browser, "POST", "/api/logout", json={})
-        assert await asked(browser, "GET", "/api/map") == (401, "NOT_AUTHENTICATED")
+        assert await asked(browser, "GET", "/api/map") == (401, "UNAUTHENTICATED")
 
 
 async def test_a_console_without_logins_shows_and_changes_nothing() -> None:
@@ -101,7 +101,10 @@ async def test_a_form_of_another_site_changes_nothing() -> None:
     async with console(secret_logins()) as browser:
         await asked(browser, "POST", "/api/login", json={"token": SECRET})
         assert await asked(browser, "POST", "/api/topic/seek", data={"name": "orders"}) == (403, "NOT_ALLOWED")
-        assert await asked(browser, "POST", "/api/topic/seek", data=b"{}", headers={"Content-Type": "text/plain"}) == (403, "NOT_ALLOWED")
+        assert await asked(browser, "POST", "/api/topic/seek", data=b"{}", headers={"Content-Type": "text/plain"}) == (
+            403,
+            "NOT_ALLOWED",
+        )
 
 
 async def test_the_page_loads_from_this_host_alone() -> None:
@@ -136,7 +139,7 @@ async def test_users_of_the_access_file_look_and_operators_change(tmp_path: Any)
                 assert await answer.json() == {"user": "ann", "may_change": may_change}
             expected = (400, "INVALID_ARGUMENT") if may_change else (403, "NOT_ALLOWED")
             assert await asked(browser, "POST", "/api/clients/kick", json={}) == expected
-        assert await asked(browser, "POST", "/api/login", json={"token": given[:-8] + "AAAAAAAA"}) == (401, "NOT_AUTHENTICATED")
+        assert await asked(browser, "POST", "/api/login", json={"token": given[:-8] + "AAAAAAAA"}) == (401, "UNAUTHENTICATED")
 
 
 async def test_sessions_end_and_are_bounded() -> None:

@@ -96,7 +96,9 @@ def test_it_is_the_same_after_a_restart() -> None:
     assert again.report(NOW) == found.report(NOW)
 
 
-@pytest.mark.parametrize("saved", [None, {}, [], {"version": 9}, {"version": 1, "days": 1}, {"version": 1, "days": {"x": {}}}], ids=str)
+@pytest.mark.parametrize(
+    "saved", [None, {}, [], {"version": 9}, {"version": 1, "days": 1}, {"version": 1, "days": {"x": {}}}], ids=str
+)
 def test_what_cannot_be_restored_is_said(saved: object) -> None:
     with pytest.raises(MalformedData):
         Availability.restored(saved)
