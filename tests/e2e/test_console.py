@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 
 import pixiu
-from tests.clients.paho_client import PahoClient
-from tests.clients.script import Where
 from tests.support.browser import CHROMIUM, Browser
 from tests.support.cluster import LocalCluster, running_cluster
 
@@ -78,15 +76,15 @@ async def fill(px: pixiu.Client) -> None:
 
 async def serious(browser: Browser) -> list[Any]:
     """What axe finds in the page that an operator could not use."""
-    await browser.run(f"window.axe || ({AXE.read_text()!r}, 0)")
     await browser.run(AXE.read_text() + "; 0")
     found = await browser.run("axe.run().then((found) => found.violations.map((each) => [each.id, each.impact, each.nodes[0].html]))")
     return [each for each in found if each[1] in SERIOUS]
 
 
 async def test_every_page_shows_what_is_there(cluster: LocalCluster, tmp_path: Path) -> None:
-    client = PahoClient(Where("127.0.0.1", cluster.mqtt_ports()[0], "tcp", "5", ""), "sensor-1")
-    await client.connect()
+    reader, writer = await asyncio.open_connection("127.0.0.1", cluster.mqtt_ports()[0])
+    writer.write(b"\x10\x14\x00\x04MQTT\x04\x02\x00\x00\x00\x08sensor-1")
+    assert (await reader.readexactly(4))[3] == 0
     async with pixiu.connect(cluster.target) as px, console(cluster.target) as url, Browser(tmp_path / "browser") as browser:
         await fill(px)
         await browser.open(url)
@@ -112,7 +110,8 @@ async def test_every_page_shows_what_is_there(cluster: LocalCluster, tmp_path: P
 
         await shown(browser, "clients")
         await press(browser, "Kick sensor-1")
-        await asyncio.to_thread(client.wait_closed)
+        assert await reader.read() == b""
+        writer.close()
         assert browser.problems == []
 
 

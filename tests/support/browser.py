@@ -65,7 +65,10 @@ class Browser:
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
-        return await self._answers.pop(number)
+        try:
+            return await self._answers[number]
+        finally:
+            del self._answers[number]
 
     async def open(self, url: str) -> None:
         """Open a page."""
