@@ -50,6 +50,12 @@ async def console(target: str) -> AsyncIterator[str]:
         assert await process.wait() == 0
 
 
+async def enter(browser: Browser, url: str) -> None:
+    """Open the console, and wait until it has taken the token."""
+    await browser.open(url)
+    await browser.wait("document.querySelector('#page')?.childElementCount")
+
+
 async def shown(browser: Browser, page: str) -> str:
     """The text of a page, once it is there."""
     await browser.run(f"location.hash = {page!r}")
@@ -71,7 +77,8 @@ async def fill(px: pixiu.Client) -> None:
     async with px.durable_topic("orders").writer() as writer:
         await writer.send(b"two apples", key=b"ann", headers={"kind": "fruit"})
         await writer.send(b"one car", key=b"bob", headers={"kind": "car"})
-    await px.mail(7, b"a letter")
+    async with px.mail_writer() as mails:
+        mails.send(7, b"a letter")
 
 
 async def serious(browser: Browser) -> list[Any]:
@@ -87,7 +94,7 @@ async def test_every_page_shows_what_is_there(cluster: LocalCluster, tmp_path: P
     assert (await reader.readexactly(4))[3] == 0
     async with pixiu.connect(cluster.target) as px, console(cluster.target) as url, Browser(tmp_path / "browser") as browser:
         await fill(px)
-        await browser.open(url)
+        await enter(browser, url)
         assert "healthy" in await shown(browser, "map")
         assert await browser.run("location.href.includes('token')") is False
         texts = {page: await shown(browser, page) for page in PAGES}
@@ -117,7 +124,7 @@ async def test_every_page_shows_what_is_there(cluster: LocalCluster, tmp_path: P
 
 async def test_a_client_in_the_page_gets_what_it_publishes(cluster: LocalCluster, tmp_path: Path) -> None:
     async with console(cluster.target) as url, Browser(tmp_path / "browser") as browser:
-        await browser.open(url)
+        await enter(browser, url)
         await shown(browser, "map")
         await shown(browser, "try")
         click = "[...document.querySelectorAll('button')].find((each) => each.innerText === {!r}).click()".format
@@ -129,7 +136,7 @@ async def test_a_client_in_the_page_gets_what_it_publishes(cluster: LocalCluster
 
 async def test_a_killed_process_is_seen_and_what_is_to_be_done(cluster: LocalCluster, tmp_path: Path) -> None:
     async with console(cluster.target) as url, Browser(tmp_path / "browser") as browser:
-        await browser.open(url)
+        await enter(browser, url)
         assert "healthy" in await shown(browser, "map")
         victim = cluster.processes("pi")[0]
         os.kill(int(victim["pid"]), signal.SIGSTOP)
