@@ -24,14 +24,14 @@ Change = Callable[[Cluster, Inputs, str], Awaitable[Mapping[str, Any]]]
 
 
 async def kick(cluster: Cluster, inputs: Inputs, _user: str) -> Mapping[str, Any]:
-    """End the sessions of a client ID, as `pixiu kick --client ID`."""
+    """End the sessions of a client ID or of a user, as `pixiu kick --client ID` or `pixiu kick UIN`."""
     user = inputs.number("user", 0)
-    kick_ = Kick(str(user) if user else "", "", "", False, inputs.text("client"), inputs.flag("forget"), "")
+    kick_ = Kick(str(user) if user else "", "", "", False, inputs.text("client", ""), inputs.flag("forget"), "")
     kick_.check()
     await post_kick(cluster.target, kick_.text())
     if kick_.forget:  # of whoever was back before the session was removed, as the command does
         await post_kick(cluster.target, replace(kick_, forget=False).text())
-    return {"kicked": kick_.client}
+    return {"client": kick_.client, "user": user}
 
 
 async def topic_resend(cluster: Cluster, inputs: Inputs, _user: str) -> Mapping[str, Any]:

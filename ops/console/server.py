@@ -54,6 +54,8 @@ STATUS: Final[Mapping[type[PixiuError], int]] = {
 }
 """Error → status: that of its nearest base."""
 
+MAX_EXACT: Final = 2**53
+"""Number up to which a browser reads each one exactly; UINs and message IDs beyond it are sent as texts."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -66,6 +68,17 @@ class Place:
     names: tuple[str, ...] = ()
     """Host names of its URL beside the address; a loopback address has `localhost`, too."""
     tls: ssl.SSLContext | None = None
+
+
+def exact(value: Any) -> Any:
+    """JSON values whose numbers a browser reads exactly."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if -MAX_EXACT < value < MAX_EXACT else str(value)
+    if isinstance(value, Mapping):
+        return {name: exact(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [exact(each) for each in value]
+    return value
 
 
 class Console:
@@ -195,7 +208,8 @@ class Console:
         if name in CONTENTS:
             self._operator_of(request)
         self._session_of(request)
-        return web.json_response(await (CONTENTS.get(name) or OPEN[name])(self._cluster, Inputs(dict(request.query))))
+        found = await (CONTENTS.get(name) or OPEN[name])(self._cluster, Inputs(dict(request.query)))
+        return web.json_response(exact(found))
 
     async def _change(self, request: web.Request) -> web.StreamResponse:
         session, name = self._operator_of(request), request.path.removeprefix("/api/")

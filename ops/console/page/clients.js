@@ -11,8 +11,12 @@ async function show(place, { query, session, go }) {
   const found = await read("clients", { ...query, sort, offset, limit: LIMIT });
   const turn = (words) => go("clients", { ...query, ...words });
   const kick = async (client) => {
-    if (!await sure(`End the sessions of the client ${client.client}?`, "Kick")) return;
-    try { await change("clients/kick", { client: client.client }); say(`all gateways were notified to end ${client.client}`); } catch (error) { say(error.message, true); }
+    const who = client.client ? `the client ${client.client}` : `user ${client.user}`;
+    if (!await sure(`End the sessions of ${who}?`, "Kick")) return;
+    try {
+      await change("clients/kick", client.client ? { client: client.client } : { user: client.user });
+      say(`all gateways were notified to end the sessions of ${who}`);
+    } catch (error) { say(error.message, true); }
   };
   const columns = [
     { name: "client", text: true, show: (row) => row.client },
@@ -24,7 +28,7 @@ async function show(place, { query, session, go }) {
     { name: "unacknowledged", number: true, sort: "inflight", sorted: sort === "inflight", show: (row) => count(row.inflight) },
     { name: "dropped", number: true, sort: "dropped", sorted: sort === "dropped", show: (row) => count(row.dropped) },
     { name: "not read from", show: (row) => Object.entries(row.held_s).map(([why, s]) => `${why} ${s.toFixed(1)} s`).join(", ") },
-    { name: "", show: (row) => h("button", { type: "button", disabled: !session.may_change || !row.client, "aria-label": `Kick ${row.client}`,
+    { name: "", show: (row) => h("button", { type: "button", disabled: !session.may_change || !(row.client || row.user), "aria-label": `Kick ${row.client || row.user}`,
       onclick: () => kick(row) }, "Kick") },
   ];
   const last = Math.min(offset + LIMIT, found.matching, 1000);

@@ -12,7 +12,7 @@ async function show(place, { query, session, go }) {
   ]);
   const act = async (path, body, question, button, said) => {
     if (!await sure(question, button)) return;
-    try { say(said(await change(path, { uin: Number(uin), ...body }))); await show(place, { query, session, go }); } catch (error) { say(error.message, true); }
+    try { say(said(await change(path, { uin, ...body }))); await show(place, { query, session, go }); } catch (error) { say(error.message, true); }
   };
   const devices = state.lanes[0].devices.map((device, index) => ({ ...device, lanes: state.lanes.map((lane) => lane.devices[index]) }));
   const parts = [search,

@@ -44,7 +44,7 @@ function cards() {
     const last = points[points.length - 1][1];
     const most = Math.max(...points.map(([, value]) => value));
     return h("section", { class: "card" }, h("h3", {}, role, h("span", {}, shown(last))),
-      plot(points, `${role}: ${label} in the last hour, now ${shown(last)}, at most ${shown(most)}`, HOUR),
+      plot(points, `${role}: ${label} in the last hour, now ${shown(last)}, at most ${shown(most)}`),
       h("span", { class: "faint" }, `at most ${shown(most)}`));
   });
 }

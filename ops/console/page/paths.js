@@ -22,7 +22,7 @@ async function show(place) {
   place.replaceChildren(
     h("p", {}, h("strong", { id: "share" }, percent(found.total.share)), ` of ${count(found.total.arrived + found.total.failed)} probes arrived in ${found.days.length} of 30 days, as of ${time(found.at_s * 1000)}`),
     found.alarms.length ? h("ul", { class: "problems" }, found.alarms.map((text) => h("li", {}, text))) : h("p", { class: "good" }, "✓ no path raises an alarm"),
-    h("div", { class: "card" }, h("h3", {}, "Availability by hour, from 0 % to the best hour"), plot(days, `availability by hour, ${percent(found.total.share)} in total`, 30 * 86_400_000)),
+    days.length > 1 ? h("div", { class: "card" }, h("h3", {}, "Availability by hour, from 0 % to the best hour"), plot(days, `availability by hour, ${percent(found.total.share)} in total`)) : "",
     table("By day", [
       { name: "day", show: (row) => time(row.day_s * 1000).slice(0, 10) }, { name: "arrived", number: true, show: (row) => count(row.arrived) },
       { name: "failed", number: true, show: (row) => count(row.failed) }, { name: "share", number: true, show: (row) => percent(row.share) },

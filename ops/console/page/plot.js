@@ -10,12 +10,13 @@ function shape(name, attributes) {
   return made;
 }
 
-// points: [ms, value or null], rising; span: the milliseconds that the plot shows.
-export function plot(points, label, span) {
+// points: [ms, value or null], rising: the plot shows the time from the first one to the last.
+export function plot(points, label) {
   const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label });
   const known = points.filter(([, value]) => value !== null && value !== undefined);
   if (known.length < 2) return svg;
   const end = known[known.length - 1][0];
+  const span = end - known[0][0];
   const most = Math.max(...known.map(([, value]) => value)) || 1;
   const x = (ms) => (WIDTH * (1 - (end - ms) / span)).toFixed(1);
   const y = (value) => (HEIGHT - 2 - (HEIGHT - 4) * (value / most)).toFixed(1);
