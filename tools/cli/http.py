@@ -33,9 +33,12 @@ async def fetch(host: str, port: int, path: str, timeout_s: float = TIMEOUT_S) -
     return int(parts[1]), body
 
 
-def samples(page: bytes) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Parse (name, labels, value) of each sample of a page in Prometheus's text format; invalid lines are skipped."""
+def samples(page: bytes, wanted: tuple[str, ...] = ("",)) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Parse (name, labels, value) of each sample of a page in Prometheus's text format; invalid lines are skipped. wanted:
+    beginnings of names, to parse only these."""
     for line in page.decode(errors="replace").splitlines():
+        if not line.startswith(wanted):
+            continue
         match = _SAMPLE.match(line)
         if match is None:
             continue

@@ -26,7 +26,7 @@ from pixiu.discovery.view import View
 from pixiu.errors import InvalidArgument
 from tools.cli.http import fetch, samples
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, guarded, print_json
-from tools.cli.rates import Reading, Row, hottest, reading, rows
+from tools.cli.rates import Reading, Row, hottest, reading, rows, wanted
 from tools.cli.status import HTTP_AT_ONCE, missing_processes
 
 HOT: Final = {"rooms": "broker", "users": "relay"}
@@ -113,7 +113,7 @@ class Watch:
         async with self._slots:
             try:
                 status, body = await fetch(node.host, node.http_port, "/metrics")
-                page = list(samples(body)) if status == 200 else None
+                page = list(samples(body, wanted(node.role))) if status == 200 else None
                 if self._hot and node.role in HOT.values():
                     status, body = await fetch(node.host, node.http_port, "/hot")
                     hot = json.loads(body) if status == 200 else {}
