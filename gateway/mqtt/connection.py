@@ -331,11 +331,10 @@ class MQTTConnection(ClientSession):
         inflight, waiting = self._session.backlog if self._session is not None else (0, 0)
         shown = super().shown()
         name = self.client_id or ""
-        shown["client"] = name if self.access is None else name.removeprefix(f"{self.uin} ")
+        shown |= {"address": self._address, "client": name if self.access is None else name.removeprefix(f"{self.uin} ")}
         if self.keeping is not None:
             shown |= self.keeping.shown()
-        backlog = shown["backlog"] + waiting
-        return {**shown, "address": self._address, "protocol": f"mqtt {self.dialect}", "inflight": inflight, "backlog": backlog}
+        return {**shown, "protocol": f"mqtt {self.dialect}", "inflight": inflight, "backlog": shown["backlog"] + waiting}
 
     def deliver_mail(self, runs: Sequence[MailRun], anew: bool) -> None:
         """Write mail, as the client takes it."""

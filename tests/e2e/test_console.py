@@ -84,7 +84,9 @@ async def fill(px: pixiu.Client) -> None:
 async def serious(browser: Browser) -> list[Any]:
     """What axe finds in the page that an operator could not use."""
     await browser.run(AXE.read_text() + "; 0")
-    found = await browser.run("axe.run().then((found) => found.violations.map((each) => [each.id, each.impact, each.nodes[0].html]))")
+    found = await browser.run(
+        "axe.run().then((found) => found.violations.map((each) => [each.id, each.impact, each.nodes[0].html]))"
+    )
     return [each for each in found if each[1] in SERIOUS]
 
 

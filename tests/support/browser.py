@@ -23,8 +23,8 @@ from tests.support.waiting import until
 CHROMIUM = os.environ.get("BROWSER") or shutil.which("chromium") or ""
 """The browser; empty: none is installed."""
 FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage", "--disable-background-networking",
-    "--remote-debugging-port=0", "--hide-scrollbars",
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage",
+    "--disable-background-networking", "--remote-debugging-port=0", "--hide-scrollbars",
 )  # fmt: skip
 MAX_MESSAGE = 64 << 20
 
