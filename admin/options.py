@@ -19,8 +19,8 @@ class Options(RoleOptions):
     console_port: int = bounded(0, 0, 65_535)
     """Port of the console (`pixiu console`) that runs beside the leading admin, at 127.0.0.1; 0: none runs."""
     console_access_file: str = ""
-    """Access file by which users of the console log in; those of its group `operators` may change something. Empty: whoever
-    reaches the port may look, and change nothing."""
+    """Access file by which users of the console log in; those of its group `operators` may change something. Empty: everybody
+    who reaches the port may look, and change nothing."""
     probe_interval_ms: int = bounded(0, 0, 3_600_000)
     """Interval at which the leading admin has every path probed (`pixiu probe`), milliseconds; 0: never."""
     probe_file: str = ""

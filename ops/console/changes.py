@@ -1,4 +1,4 @@
-"""What buttons do: the audited calls of the commands.
+"""Calls that buttons make: the audited ones of the commands.
 
 Source: docs/console.md, "Requests".
 """

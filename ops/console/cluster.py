@@ -81,7 +81,7 @@ class Once(Generic[T]):
         self._at = -FRESH_S
 
     async def get(self) -> T:
-        """What was found last, or is found now. Raises what asking raises."""
+        """Return what was found last, or is found now. Raises what asking raises."""
         async with self._lock:
             if self._found is None or time.monotonic() - self._at >= FRESH_S:
                 self._found = await self._ask()

@@ -47,7 +47,10 @@ def console(
         Path | None, typer.Option(help="PEM file with the certificate of its URL and the private key.", metavar="FILE")
     ] = None,
     look: Annotated[
-        bool, typer.Option("--look", help="Without --access: no login; whoever reaches the port may look, and change nothing.")
+        bool,
+        typer.Option(
+            "--look", help="Without --access: no login; everybody who reaches the port may look, and nobody change anything."
+        ),
     ] = False,
     until_eof: Annotated[bool, typer.Option("--until-eof", help="End when the standard input is closed.")] = False,
 ) -> None:

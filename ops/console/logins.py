@@ -38,7 +38,7 @@ class Session:
 
 
 ANYBODY: Final = Session("", False, float("inf"))
-"""Whoever asks a console that wants no login: it shows, and changes nothing."""
+"""Session of everybody at a console without logins: it shows, and changes nothing."""
 
 
 class Logins:

@@ -1,4 +1,4 @@
-"""What the pages show: the values that `--json` of the commands prints, a page at a time.
+"""Values that the pages show: those that `--json` of the commands prints, a page at a time.
 
 Source: docs/console.md, "Requests".
 """
@@ -22,13 +22,13 @@ from pixiu.discovery.topics import MAX_NUMBER
 from pixiu.errors import InvalidArgument
 from pixiu.placement.topics import TopicRefusal, parse_filter
 from pixiu.wire.filters import parse
-from tools.cli.availability import read_availability
 from tools.cli.http import fetch
 from tools.cli.inbox_tables import dead_letter_json, lane_json, unread_json
 from tools.cli.rates import hottest
 from tools.cli.sessions import Sort, ask_sessions
 from tools.cli.status import ask_one_of, status_json
 from tools.cli.top import HOT
+from tools.probe.availability_command import read_availability
 from tools.topics import tables
 from tools.topics.channels import dead_json, dead_letters
 from tools.topics.data import start_of, stored

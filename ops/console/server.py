@@ -61,7 +61,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a console listens."""
+    """Address, names and TLS of a console."""
 
     host: str
     port: int

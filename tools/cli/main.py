@@ -41,7 +41,7 @@ COMMANDS: Final = {
     "bench": "tools.load.bench:bench",
     "probe": "tools.probe.command:probe",
     "presence": "tools.cli.messages:presence",
-    "availability": "tools.cli.availability:availability",
+    "availability": "tools.probe.availability_command:availability",
     "inbox": "tools.cli.inbox:inbox",
     "sessions": "tools.cli.sessions:sessions",
     "retained": "tools.cli.retained:retained",

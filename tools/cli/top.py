@@ -79,7 +79,7 @@ class Watch:
 
     @property
     def readings(self) -> dict[int, Reading]:
-        """What processes that answered said at the last call of `look`, by endpoint."""
+        """Readings of the processes that answered at the last call of `look`, by endpoint."""
         return self._before
 
     async def look(self, view: View) -> Screen:
