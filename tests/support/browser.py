@@ -104,5 +104,7 @@ class Browser:
                 self._answers[said["id"]].set_result(said.get("result", said))
             elif said["method"] == "Runtime.exceptionThrown":
                 self.problems.append(json.dumps(said["params"]["exceptionDetails"])[:500])
-            elif said["method"] == "Log.entryAdded" and said["params"]["entry"]["level"] == "error":
-                self.problems.append(said["params"]["entry"]["text"])
+            elif said["method"] == "Log.entryAdded":
+                entry = said["params"]["entry"]
+                if entry["level"] == "error" and entry["source"] != "network":  # an answer such as 503 is the page's to show
+                    self.problems.append(entry["text"])
