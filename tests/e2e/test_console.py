@@ -58,7 +58,9 @@ async def enter(browser: Browser, url: str) -> None:
 
 async def shown(browser: Browser, page: str) -> str:
     """The text of a page, once it is there."""
-    await browser.run(f"location.hash = {page!r}")
+    # The page of before goes first, so that its text is not taken for the new one's.
+    clear = "document.querySelector('#page').replaceChildren()"
+    await browser.run(f"{clear}; location.hash = {page!r}; window.dispatchEvent(new HashChangeEvent('hashchange'))")
     await browser.wait("document.querySelector('#page')?.childElementCount && !document.querySelector('#failure')")
     return str(await browser.run("document.querySelector('#content').innerText"))
 
