@@ -74,7 +74,7 @@ async def press(browser: Browser, label: str) -> None:
 
 async def fill(px: pixiu.Client) -> None:
     """A topic with a channel and two messages, and mail."""
-    await px.topics.create("orders", parts=2)
+    await px.topics.create("orders", parts=2, if_missing=True)
     await px.topics.set_channel("orders", "billing")
     async with px.durable_topic("orders").writer() as writer:
         await writer.send(b"two apples", key=b"ann", headers={"kind": "fruit"})
