@@ -190,6 +190,11 @@ class _Judge:
     def _excused(self, begin: float, end: float) -> bool:
         return any(since <= end and begin <= until for since, until in self._excuses)
 
+    def _unanswered(self, who: str, at: float) -> bool:
+        """True if a client had sent a message that was not accepted at a time: a gateway reads a DISCONNECT behind it later."""
+        sent = (each for each in self._messages.values() if each.publisher == who and each.qos)
+        return any(each.sent <= at < each.accepted for each in sent)
+
     # --- what happened
 
     def _read(self) -> None:
@@ -404,7 +409,9 @@ class _Judge:
         for connection, will in self._wills.items():
             end = self._ends.get(connection)
             if end is None or end.how == CLEAN:
-                if came[will.number] and not (end and self._excused(end.at - self._late_s, end.at + 1.0)):
+                if came[will.number] and end and self._unanswered(will.who, end.at):
+                    self._found.counts["a DISCONNECT behind messages that were not passed on"] += 1
+                elif came[will.number] and not (end and self._excused(end.at - self._late_s, end.at + 1.0)):
                     self._found.violation("a will of a connection that was ended in order", will)
                 self._found.counts["wills that must not come"] += 1
                 continue

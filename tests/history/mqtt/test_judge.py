@@ -143,6 +143,9 @@ TRUTHS: dict[str, tuple[list[Note], tuple[Fault, ...]]] = {
     ),
     "a session was ended by a clean start": ([*without(5, "s"), *came(40, "s", 12)], ()),
     "an old value beside one that was not accepted": ([*GOOD, *sent(22, 6, "r/x", retain=True, accepted=False)], ()),
+    "a DISCONNECT behind a message that was not passed on": (
+        [*GOOD, Note(8.5, SENDING, "v", 7, "q", 92, 1), got(12, "a", 2, "t/w", 91)], (),
+    ),
     "a DISCONNECT that a killed gateway did not read": (
         [*GOOD, got(12, "a", 2, "t/w", 91), got(12, "s", 8, "t/w", 91)][:-1], (Fault("gateway", 9, 9),),
     ),
