@@ -31,7 +31,7 @@ class Files(Protocol):
         """The names in a folder, sorted; none if there is no such folder."""
 
     def make_folder(self, folder: str) -> None:
-        """Make a folder, whose parent is there, durably; it may exist."""
+        """Make a folder, whose parent is there; it may exist."""
 
     def create(self, path: str) -> None:
         """Make an empty file, or empty it."""
@@ -93,11 +93,8 @@ class DiskFiles:
 
     def make_folder(self, folder: str) -> None:
         """See `Files`. Raises DiskFull, DiskFailed."""
-        path = self.root / folder
-        if not path.is_dir():
-            with self._telling(folder):
-                path.mkdir()
-            self.sync_folder(str(Path(folder).parent))
+        with self._telling(folder):
+            (self.root / folder).mkdir(exist_ok=True)
 
     def create(self, path: str) -> None:
         """See `Files`. Raises DiskFull, DiskFailed."""

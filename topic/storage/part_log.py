@@ -398,7 +398,6 @@ def write_patch(files: Files, patch: Patch) -> bool:
     elif patch.base != patch.low:
         return False
     else:
-        files.make_folder(patch.folder)
         files.create(patch.path)
     files.write(patch.path, place, patch.data)
     files.sync(patch.path)

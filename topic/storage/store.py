@@ -30,6 +30,7 @@ from topic.storage.keys import KeyIndex, Rows
 from topic.storage.part_log import SEGMENT_BYTES, Last, PartLog, Writing, sync_part, write_part
 from topic.storage.segment import Gap, Stored
 
+ROOT: Final = ""
 FOLDER: Final = "parts"
 PARTS_IN_LINE: Final = 32
 """Number of parts in a flush from which on several are synced at once: the file system joins what it has to wait for."""
@@ -133,6 +134,8 @@ class Store:
         for part in self.state.parts.values():
             remove_copies(self.files, self.log_of(part.part).folder)
             self.log_of(part.part).open(max(part.first, part.stored), part.end, lasts.get(part.part, NO_FILE))
+        for folder in (ROOT, FOLDER):  # a killed process may have made some in them and synced none
+            self.files.sync_folder(folder)
 
     def load(self) -> dict[int, Last]:
         """Read the table into the state. Returns the last file of each part that has any. Raises StateDamaged."""
@@ -246,10 +249,12 @@ class Store:
         if len(parts) < PARTS_IN_LINE:
             for writing in parts:
                 sync_part(self.files, writing)
-            return
-        with ThreadPoolExecutor(SYNCS_AT_ONCE, "topic-sync") as pool:
-            for synced in [pool.submit(sync_part, self.files, writing) for writing in parts]:
-                synced.result()
+        else:
+            with ThreadPoolExecutor(SYNCS_AT_ONCE, "topic-sync") as pool:
+                for synced in [pool.submit(sync_part, self.files, writing) for writing in parts]:
+                    synced.result()
+        if any(writing.new_folder for writing in parts):
+            self.files.sync_folder(FOLDER)
 
     def finish(self, flush: Flush) -> Gone:
         """Take over what is durable. Returns the files that can go."""

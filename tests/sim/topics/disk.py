@@ -60,7 +60,6 @@ class MemoryFiles:
         parent, _, name = folder.rpartition("/")
         if name not in self.names(parent):
             self._do(Kind.MADE, folder)
-            self._do(Kind.NAMES_SYNCED, parent)
 
     def create(self, path: str) -> None:
         folder, _, name = path.rpartition("/")
