@@ -125,7 +125,7 @@ class ObjectStore:
 
 
 def _write(path: str, data: bytes, *, create: bool) -> None:
-    """Write a file as a whole, and sync it."""
+    """Write a file as a whole, and sync it with its name and that of its folder."""
     target = Path(path)
     made = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -140,11 +140,12 @@ def _write(path: str, data: bytes, *, create: bool) -> None:
             made.replace(target)
     finally:
         made.unlink(missing_ok=True)
-    descriptor = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    for folder in (target.parent, target.parent.parent):  # the name of a folder, too, whoever made it
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def check_protocol(url: str) -> None:

@@ -38,7 +38,7 @@ class Platter:
         path = Path(os.readlink(f"/proc/self/fd/{fd}"))
         if path == self.folder:
             self._names_synced()
-        elif path.parent == self.folder:
+        elif path.parent == self.folder and path.is_file():
             shutil.copyfile(path, self.shadow / path.name)
 
     def _names_synced(self) -> None:

@@ -11,6 +11,7 @@ from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData, Una
 from pixiu.objects.manifest import Manifest, StoredObject, check_url, epoch_of, manifests_in
 from pixiu.objects.store import ObjectExists, ObjectMissing, ObjectStore, check_protocol
 from tests.support.faulty_store import faulty_store
+from tests.support.platter import Platter
 
 ONE = StoredObject(0, 10, 100, 7, 1000, 2000, 3, "memory://s")
 
@@ -38,6 +39,17 @@ def test_objects_are_written_read_listed_and_removed(store: ObjectStore) -> None
     assert store.names("7-1") == ["7-1/b.json"]
     with pytest.raises(ObjectMissing):
         store.read("7-1/a.seg")
+
+
+def test_a_power_cut_leaves_the_folder_of_an_object_whoever_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "store/7-2").mkdir(parents=True)  # by a process that was killed before it synced anything
+    platter = Platter(tmp_path / "store", tmp_path / "left", monkeypatch)
+    store = ObjectStore(str(tmp_path / "store"))
+    store.put("7-1/a.seg", b"one")
+    assert (platter.shadow / "7-1").exists()
+    (platter.shadow / "7-2").unlink()
+    store.create("7-2/b.json", b"two")
+    assert (platter.shadow / "7-2").exists()
 
 
 def test_the_manifest_of_the_highest_epoch_counts_whoever_wrote_last(store: ObjectStore) -> None:
