@@ -21,6 +21,7 @@ import lmdb
 import xxhash
 
 from cluster.membership.replica.store import StoreError
+from cluster.replication.storage.label import make_directory, sync_directory
 
 ALIVE_KEY: Final = b"alive"
 ALIVE: Final = struct.Struct("<Q")
@@ -41,11 +42,12 @@ class TableStore:
     def __init__(self, folder: Path, map_bytes: int, what: str, option: str) -> None:
         self._folder, self._map_bytes, self._what, self._option = folder, map_bytes, what, option
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_directory(folder)
             self._lock = open(folder / "lock", "w")  # noqa: SIM115 (held until close)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._db = lmdb.open(str(folder), map_size=map_bytes, max_dbs=0, max_spare_txns=1)
+                sync_directory(folder)  # LMDB syncs its file, and not the name
             except BlockingIOError:
                 self._lock.close()
                 raise StoreError(f"the {what} in {folder} are in use: give every router its own data_dir") from None

@@ -13,6 +13,8 @@ from cluster.membership.map.lww_map import CHUNK_ENTRIES, Key, LwwMap
 from cluster.membership.map.updates import Update
 from cluster.membership.replica.store import ReplicaStore, StoreError, Write
 from pixiu.ids import gateway_msg_id
+from router.replicated.store import TableStore
+from tests.support.platter import Platter
 
 MIB = 1 << 20
 
@@ -126,3 +128,11 @@ def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     store = ReplicaStore("router", tmp_path, 16 * MIB)
     assert loaded(store).gateways(42) == (0,)
     store.close()
+
+
+def test_a_power_cut_leaves_the_names_of_a_replicated_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = Platter(tmp_path, tmp_path / "left", monkeypatch)
+    folder = Platter(tmp_path / "db", tmp_path / "left_in_db", monkeypatch)
+    TableStore(tmp_path / "db", 16 * MIB, "retained messages", "router.retained_mb").close()
+    assert (parent.shadow / "db").exists()
+    assert (folder.shadow / "data.mdb").exists()
