@@ -89,7 +89,8 @@ class _Read:
 
 
 class Cache:
-    """Results of the latest reads, by key. One read serves all who ask meanwhile; without the registry the last result stays."""
+    """Results of the latest reads, by key. One read serves all who ask meanwhile, and for `CACHED_S`, unless there was nothing: it
+    may have been created by another proxy. Without the registry the last result stays."""
 
     def __init__(self) -> None:
         self._reads: dict[object, _Read] = {}
@@ -98,13 +99,13 @@ class Cache:
         """Result of the last read, or of a new one that begins not earlier than this (monotonic seconds)."""
         now = time.monotonic()
         found = self._reads.get(key)
-        if found is None or found.began < max(now - CACHED_S, not_before) or _failed(found.task):
+        if found is None or found.began < max(now - CACHED_S, not_before) or _in_vain(found.task):
             while len(self._reads) >= MAX_CACHED:
                 del self._reads[next(iter(self._reads))]
             last = found.last if found is not None else []
             self._reads.pop(key, None)
             found = self._reads[key] = _Read(now, asyncio.ensure_future(read()), last)
-            found.task.add_done_callback(_failed)  # looks at its error, also when all who asked have gone
+            found.task.add_done_callback(_in_vain)  # looks at its error, also when all who asked have gone
         try:
             result: Found = await asyncio.shield(found.task)
         except RegistryUnavailable:
@@ -121,8 +122,8 @@ class Cache:
                 self._reads[key].began = float("-inf")
 
 
-def _failed(task: asyncio.Future[Any]) -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)
+def _in_vain(task: asyncio.Future[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None or task.result() is None)
 
 
 class TopicsService(topic_pb2_grpc.TopicsServicer):

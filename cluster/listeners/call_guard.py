@@ -39,6 +39,7 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
     "/pixiu.v1.Kept/Put": ("gateway", "router"),
     "/pixiu.v1.Kept/Match": ("proxy",),
     "/pixiu.v1.Kept/List": ("gateway", OPERATOR),
+    "/pixiu.v1.Kept/Count": ("gateway",),
     "/pixiu.v1.Kept/Sync": ("router",),
     "/pixiu.v1.MailDelivery/Deliver": ("relay",),
     "/pixiu.v1.MailNotices/Notify": ("proxy",),

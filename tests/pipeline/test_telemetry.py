@@ -50,7 +50,7 @@ def test_windows_of_a_topic_are_those_of_a_batch(spark: Any, store: Store, tmp_p
 
     async def create() -> None:
         async with pixiu.connect(store.target) as px:
-            await px.topics.create("telemetry", parts=2)
+            await px.topics.create("sensors", parts=2)
 
     asyncio.run(create())
     now_ms = time.time_ns() // 1_000_000
@@ -59,12 +59,12 @@ def test_windows_of_a_topic_are_those_of_a_batch(spark: Any, store: Store, tmp_p
     wrong_clock = [Reading(now_ms + 30 * DAY_MS + number, "device-2", "1.25", "9.9") for number in range(5)]
     steps = [readings[:400], [*wrong_clock, *readings[400:600]], [*fresh, *readings[600:]]]
     options = ingest.IngestOptions(
-        store.target, str(tmp_path / "in"), "", FIELDS, "ts_ms", ("device",), VALUES, topic="telemetry", rows_per_batch=300
+        store.target, str(tmp_path / "in"), "", FIELDS, "ts_ms", ("device",), VALUES, topic="sensors", rows_per_batch=300
     )  # fmt: skip
     so_far: list[Reading] = []
     for step in steps:
         bodies = with_broken(step, every=30)
-        asyncio.run(record(store.target, port, "telemetry", bodies))
+        asyncio.run(record(store.target, port, "sensors", bodies))
         so_far += step
         report, tables = ingest.run(spark, options)
         broken, ahead = len(bodies) - len(step), sum(each in wrong_clock for each in step)
@@ -81,5 +81,5 @@ def test_windows_of_a_topic_are_those_of_a_batch(spark: Any, store: Store, tmp_p
     (newest / "_SUCCESS").unlink()  # as a merge that was killed leaves it
     found = windows_of(ingest.windows(spark, options.path, options.keys).selectExpr(*SELECTED).collect())
     assert found == expected(so_far, 60_000)
-    with pytest.raises(pixiu.InvalidArgument, match="was made with --topic 'telemetry', and not 'other'"):
+    with pytest.raises(pixiu.InvalidArgument, match="was made with --topic 'sensors', and not 'other'"):
         ingest.run(spark, replace(options, topic="other"))

@@ -92,3 +92,18 @@ def test_who_knows_a_topic_before_a_resize_waits_until_the_children_are_open() -
     assert answers(node(6, PartState.SEALED), 4)
     assert answers(node(7, PartState.SEALING), 4)  # of the next resize: it has the children of the one before
     assert answers(node(5, PartState.SEALING), 0)
+
+
+async def test_what_is_missing_is_read_again_by_the_next_who_asks() -> None:
+    """A topic was created by another proxy, and this one said for a second that there is none."""
+    cache, there = Cache(), [False]
+
+    async def read() -> str | None:
+        await asyncio.sleep(0)
+        return "topic" if there[0] else None
+
+    assert await asyncio.gather(cache.get("a", read), cache.get("a", read)) == [None, None]
+    there[0] = True
+    assert await cache.get("a", read) == "topic"
+    there[0] = False
+    assert await cache.get("a", read) == "topic", "for a second"

@@ -75,7 +75,7 @@ class Browser:
         await self.call("Page.navigate", url=url)
 
     async def run(self, script: str) -> Any:
-        """The value of an expression in the page; a promise is awaited."""
+        """The value of an expression in the page; a promise is awaited. An element is an empty dictionary."""
         found = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
@@ -87,7 +87,7 @@ class Browser:
         async def look() -> Any:
             nonlocal found
             found = await self.run(script)
-            return found
+            return found or found == {}
 
         await until(look, f"{script} in the page")
         return found
