@@ -88,6 +88,7 @@ class SourceRun:
         self.state = SourceState.IDLE
         self.why = self.before = ""
         self._unconfirmed = Unconfirmed()
+        self._repeats: Repeats | None = None
         self._streams = frozenset[str]()
         """Those of the source when it was opened last."""
         self._task: asyncio.Task[None] | None = None

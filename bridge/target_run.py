@@ -168,7 +168,7 @@ class TargetRun:
         self._credit = credit_for(options.credit, options.credit_bytes, 1, EXPECTED_BYTES)
         member = self._member = self._client.durable_topic(options.topic).channel(
             self.channel, credit=self._credit, credit_bytes=options.credit_bytes, filter=options.filter, ordered=options.ordered,
-            from_end=options.from_end, max_attempts=MAX_ATTEMPTS,
+            from_end=options.from_end, max_attempts=MAX_ATTEMPTS, load_test=options.load_test,
         )  # fmt: skip
         self._joining = self._spawn(self._take(member))
 

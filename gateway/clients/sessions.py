@@ -1,4 +1,5 @@
 """The page /sessions of a gateway: its clients, those with the most work first, or those of a client ID, user or address.
+And what waits for all of them together, for metrics.
 
 Source: docs/operations.md, "Clients of gateways".
 """

@@ -171,7 +171,8 @@ class Sessions:
                 await self.store.clear(number, generation)
             if before is not None:
                 stays = bool(expiry_s) and before.tenant == name
-                self._background(self._remove(Session(before, generation, present=False), place=not stays))
+                # Below the entries of the new session, of which removed ones would win.
+                self._background(self._remove(Session(before, generation - 1, present=False), place=not stays))
             if not expiry_s:
                 return None
         connected = present and before is not None and before.connected

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pixiu import TopicMessage, connect
+from tests.support.forks import fork_pixiu
 from tests.support.roles import Roles
 from tests.support.waiting import until
 
@@ -28,9 +29,8 @@ class Command:
 
     async def run(self, *words: str, given: str = "", command: str = "topic") -> tuple[int, str, str]:
         """Exit code, output and errors."""
-        process = await self.start(*words, command=command)
-        out, errors = await process.communicate(given.encode())
-        return process.returncode or 0, out.decode(), errors.decode()
+        done = await asyncio.to_thread(fork_pixiu, command, *words, "--target", self._target, given=given)
+        return done.returncode, done.stdout, done.stderr
 
     async def json(self, *words: str, given: str = "") -> Any:
         """The JSON that a command prints."""

@@ -152,8 +152,9 @@ ROWS: Rows = {
             "e2e/bridge::a_webhook_and_files_get_everything_in_order_through_failures_kills_and_pauses",
             "e2e/bridge::topics_go_through_an_nsqd_that_is_restarted",
             "bridge/nsq::what_nsq_never_takes_is_told",
+            "tools/tail/core::a_renamed_file_is_read_to_its_end_before_the_new_one",
+            "tools/tail/core::the_oldest_rotated_files_are_given_up_above_the_bound",
         ),
-        "No command follows a log file into a topic, and spills to a local disk while the cluster is away.",
     ),
     "N19": Row(
         "a token bucket for each topic, so that one topic's traffic spares the others",

@@ -13,6 +13,7 @@ import pytest
 from cluster.access.login_guard import LoginGuard
 from cluster.core import log
 from cluster.mqtt import codec
+from cluster.mqtt.outbound import Delivery as Outbound
 from cluster.mqtt.packets import MQTT_3_1_1, MQTT_5, Connack, Connect, Dialect, Disconnect, Publish, Suback, Subscribe
 from cluster.mqtt.properties import Property
 from cluster.mqtt.properties_in_records import origin_of
@@ -26,7 +27,7 @@ from gateway.sessions.queue import SessionState
 from gateway.sessions.service import Sessions
 from gateway.sessions.states import NoteName, SessionNote
 from pixiu.errors import Overloaded, PixiuError
-from pixiu.ids import session_uin
+from pixiu.ids import session_uin, snowflake
 from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.envelope import Delivery

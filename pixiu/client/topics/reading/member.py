@@ -406,7 +406,12 @@ class ChannelMember:
         closed."""
         if self._closed:
             raise NotConnected("the member is closed: the messages are not acknowledged, and come again")
-        self._apply(self.core.acknowledge_all(message.place for message in messages))
+        given = {message.place: message for message in messages}
+        for place, message in given.items():
+            if self.core.holds(place):
+                self._streams[place.stream].held_bytes -= message.size
+        self._freed.set()
+        self._apply(self.core.acknowledge_all(given))
 
     def touch(self, message: ChannelMessage) -> None:
         """Ask for more time for a message."""
