@@ -102,7 +102,7 @@ async def test_what_is_missing_is_read_again_by_the_next_who_asks() -> None:
         await asyncio.sleep(0)
         return "topic" if there[0] else None
 
-    assert await asyncio.gather(cache.get("a", read), cache.get("a", read)) == [None, None]
+    assert list(await asyncio.gather(cache.get("a", read), cache.get("a", read))) == [None, None]
     there[0] = True
     assert await cache.get("a", read) == "topic"
     there[0] = False
