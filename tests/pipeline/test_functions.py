@@ -25,6 +25,7 @@ TEXT = b"twenty degrees, " * 100
         bz2.compress(TEXT),
         *(pa.compress(TEXT, codec=codec, asbytes=True) for codec in ("zstd", "lz4")),
     ],
+    ids=["gzip", "zlib", "bz2", "zstd", "lz4"],
 )
 def test_a_body_is_decompressed_by_what_it_begins_with(packed: bytes) -> None:
     assert decompressed(packed) == TEXT
