@@ -167,7 +167,9 @@ fn five(id: String, address: String, port: u16, transport: Transport, will: Opti
     options.set_transport(transport);
     options.set_clean_start(!keep);
     if keep {
-        options.set_session_expiry_interval(Some(3600));
+        let mut properties = v5::mqttbytes::v5::ConnectProperties::new();
+        properties.session_expiry_interval = Some(3600);
+        options.set_connect_properties(properties);
     }
     if let Some(will) = will {
         options.set_last_will(v5::mqttbytes::v5::LastWill::new(&will.topic, will.payload.clone(), qos5(will.qos), will.retain, None));
