@@ -10,12 +10,14 @@ import pytest
 
 from bridge.connector import DONE, Outcome, Verdict
 from bridge.connectors.nsq import MAX_BODY, NsqSource, NsqSourceOptions, NsqTarget, NsqTargetOptions
+from bridge.connectors.nsq_link import addresses_of
 from bridge.repeats import Repeats
 from cluster.nsq.frames import FrameReader, Got, Sent, frame, message_frames, message_of
 from nsqdoor.protocol.commands import Parser, messages_of
 from pixiu.errors import ConfigurationError, MalformedData, Unavailable
 from tests.clients.matrix import certificates
 from tests.support.nsqd import NSQD, Nsqd
+from tests.support.waiting import until
 
 real = pytest.mark.skipif(not NSQD.exists(), reason="no nsqd: python -m tests.clients.nsq.matrix --prepare --peer")
 
@@ -154,6 +156,11 @@ async def test_what_waits_is_touched_and_what_is_not_finished_comes_again_with_i
         assert await writes.write([item(body=b"%d" % number) for number in range(3)]) == [DONE] * 3
         options = {"nsqd": (), "lookupd": (nsqd.lookupd,), "msg_timeout_s": 1}
         first = source(**options)
+
+        async def registered() -> bool:
+            return bool(await addresses_of(first._options, "t"))
+
+        await until(registered, "nsqlookupd knows the topic")
         await first.open()
         found = list(await first.read())
         while len(found) < 3:

@@ -419,7 +419,10 @@ async def test_a_compacted_topic_keeps_the_last_message_of_each_key(roles: Roles
     assert len(found) < last
     assert found[last - 1].startswith(b"%d\0" % last)
     async with Member(node) as member:
-        assert list(await member.get(len(found))) == list(found)
+        got = list[int]()
+        while last - 1 not in got:
+            got += await member.get(1)
+        assert {*got} <= {*found}, "compaction may have gone on meanwhile"
     await roles.kill("topic-a")
     roles.start("topic-a", **options)
     (node,) = await roles.running("topic-a")
