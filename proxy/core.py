@@ -42,6 +42,7 @@ from pixiu.wire.record import (
 from pixiu.wire.trace import UNTRACED, Sampler, Tracer
 from proxy import events as ev
 from proxy import kept_events as kept_ev
+from proxy import routed_events as routed_ev
 from proxy.kept.messages import is_traced, sender_of, snowflake_of, without_kept
 from proxy.kept.stage import BUSY as KEPT_BUSY
 from proxy.kept.stage import RETRY_MS as KEPT_RETRY_MS
@@ -166,11 +167,11 @@ class Core:
         self._events.on(kept_ev.KeptMatched, self.kept.on_matched)
         self._events.on(kept_ev.KeptRefused, self.kept.on_refused)
         self._events.on(kept_ev.KeptStored, self.kept.on_stored)
-        self._events.on(kept_ev.RoutesChanged, self._on_routes)
-        self._events.on(kept_ev.RoutedStored, self.routed.on_stored)
+        self._events.on(routed_ev.RoutesChanged, self._on_routes)
+        self._events.on(routed_ev.RoutedStored, self.routed.on_stored)
         self._events.on(Tick, self._on_tick)
 
-    def _on_routes(self, event: kept_ev.RoutesChanged, now: float, out: list[ev.Effect]) -> None:
+    def _on_routes(self, event: routed_ev.RoutesChanged, now: float, out: list[ev.Effect]) -> None:
         """Use other routes, for what comes from now on."""
         self.routed.use(event.routes)
         self._brokers.routes.cache.clear()
@@ -488,7 +489,7 @@ class Core:
         """Store what routes take, and pass on what they do not."""
         due, streams = self.routed.run(now), dict[int, None]()
         if due.store:
-            out.append(kept_ev.StoreRouted(due.store))
+            out.append(routed_ev.StoreRouted(due.store))
         self._refuse_waiting(due.refused, streams)
         for batch in due.accepted:
             batch.pending -= 1

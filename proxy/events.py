@@ -15,12 +15,10 @@ from proxy.kept_events import (
     KeptMatched,
     KeptRefused,
     KeptStored,
-    RoutedStored,
-    RoutesChanged,
     StoreKept,
-    StoreRouted,
 )
 from proxy.publishers.rates import Rates
+from proxy.routed_events import RoutedStored, RoutesChanged, StoreRouted
 
 
 class Place(Enum):

@@ -1,18 +1,15 @@
-"""Events and effects of messages that are stored before they go on: for kept sessions, between a proxy's core, its writer of them,
-and their shell; and by routes, in durable topics.
+"""Events and effects of messages for kept sessions: between a proxy's core, its writer of them, and their shell.
 
 core ──▶ AskKept ──▶ routers ──▶ KeptMatched ──▶ core ──▶ StoreKept ──▶ writer ──▶ mail core ──▶ writer ──▶ KeptStored ──▶ core
-core ──▶ StoreRouted ──▶ the SDK's writer of the durable topic ──▶ RoutedStored ──▶ core
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from cluster.core.contract import Tick
-from cluster.routes.routes import Routes
 from pixiu.errors import Refusal
 from proxy import mail_events as mail_ev
 
@@ -87,44 +84,6 @@ class WriterLent:
 
     worker: int
     generation: int
-
-
-class Storing(NamedTuple):
-    """A message that a route stores in a durable topic."""
-
-    number: int
-    """Of the message."""
-    route: str
-    topic: str
-    """The durable one."""
-    body: bytes
-    key: bytes | None
-    headers: Mapping[str, bytes]
-    tag: str
-    event_time_us: int | None
-    expires_in_s: int | None
-    load_test: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StoreRouted:
-    """Store messages at level `replicated`, those of each key in this order."""
-
-    messages: Sequence[Storing]
-
-
-@dataclass(frozen=True, slots=True)
-class RoutedStored:
-    """Outcome of messages, by their numbers; None: every replica in sync has it."""
-
-    outcomes: Sequence[tuple[int, Refusal | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class RoutesChanged:
-    """There are other routes."""
-
-    routes: Routes
 
 
 WriterEvent = StoreKept | WriterLent | mail_ev.Answer | mail_ev.EndWriter | Tick

@@ -40,6 +40,7 @@ from pixiu.wire.v1 import mail_pb2_grpc, topic_pb2_grpc, wire_pb2, wire_pb2_grpc
 from proxy import events as ev
 from proxy import kept_events as kept_ev
 from proxy import mail_events as mail_ev
+from proxy import routed_events as routed_ev
 from proxy.core import Core
 from proxy.kept.service import KeptService
 from proxy.mail.service import MAX_PUBLISHERS, MailService
@@ -133,7 +134,7 @@ class Service(RoleShell):
         self._records.effects.on(kept_ev.AskKept, self._kept.ask)
         self._records.effects.on(kept_ev.StoreKept, self._kept.store)
         self._routed = RoutedService(context, self._core.routed, self._records.step, self.spawn)
-        self._records.effects.on(kept_ev.StoreRouted, self._routed.store)
+        self._records.effects.on(routed_ev.StoreRouted, self._routed.store)
         self._topics = TopicsService(context, self._guard)
         topic_pb2_grpc.add_TopicsServicer_to_server(self._topics, context.client_server)
         context.metrics.collect_from(self._samples)

@@ -21,7 +21,7 @@ from pixiu.ids import EndpointID, topic_room
 from pixiu.wire.record import Flag, Kind, encode, with_topic
 from proxy import events as ev
 from proxy.core import Core
-from proxy.kept_events import RoutedStored, RoutesChanged, StoreRouted
+from proxy.routed_events import RoutedStored, RoutesChanged, StoreRouted
 
 ROOMS = 1000
 RECORDS = 300_000

@@ -16,7 +16,7 @@ from pixiu.ids import snowflake_time_ms
 from pixiu.wire.headers import decode_headers
 from pixiu.wire.record import VERSION_BITS, Flag, Record, decode
 from proxy.kept.messages import topic_of
-from proxy.kept_events import Storing
+from proxy.routed_events import Storing
 
 
 class Published(NamedTuple):

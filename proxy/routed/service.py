@@ -25,10 +25,10 @@ from pixiu.client.options import ClientOptions
 from pixiu.client.topics.writing.writer_shell import TopicReceipt
 from pixiu.errors import PixiuError, Refusal
 from pixiu.placement.slots import slot_of
-from proxy import kept_events as ev
-from proxy.kept_events import Storing
+from proxy import routed_events as ev
 from proxy.options import Options
 from proxy.routed.stage import MAX_BYTES, RETRY_MS, RoutedRooms
+from proxy.routed_events import Storing
 
 CLIENT: Final = ClientOptions(queue_bytes=2 * MAX_BYTES, topic_timeout_s=30.0)
 """A message is given up after 30 s; until then a repeat of it waits for the same write."""

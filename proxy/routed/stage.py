@@ -29,7 +29,7 @@ from pixiu import errors
 from pixiu.errors import PixiuError, Refusal
 from pixiu.placement.topic_rooms import TopicRooms
 from pixiu.wire.record import SENDER_AT, SNOWFLAKE_AT
-from proxy import kept_events as ev
+from proxy import routed_events as ev
 from proxy.kept.messages import room_of
 from proxy.records.destinations import NOBODY, Target
 from proxy.routed.messages import name_of, published, storing

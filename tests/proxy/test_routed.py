@@ -18,7 +18,7 @@ from pixiu.ids import EndpointID, snowflake, snowflake_time_ms, topic_room
 from pixiu.wire.headers import encode_headers
 from pixiu.wire.record import QOS_SHIFT, Flag, Kind, decode, encode, with_topic
 from proxy import events as ev
-from proxy import kept_events as kept_ev
+from proxy import routed_events as routed_ev
 from proxy.core import Core
 from proxy.routed import stage
 from tests.proxy.driver import GATEWAY, failures, forward, publish, replies, sends, settle
@@ -38,7 +38,7 @@ def core_with(found: Routes | None = None) -> Core:
     core.step(ev.BrokersChanged(1, (ev.Replica(BROKER, 0),)), 0.0)
     for stream in (1, 2):
         core.step(ev.PublisherOpened(stream), 0.0)
-    core.step(kept_ev.RoutesChanged(routes() if found is None else found), 0.0)
+    core.step(routed_ev.RoutesChanged(routes() if found is None else found), 0.0)
     return core
 
 
@@ -51,12 +51,12 @@ def record(number: int, topic: str = "chat/a", *, headers: dict[str, str] | None
     return encode(Kind.ROOM, key, body, number, flags=flags, sender=9, extension=extension, origin=origin, lifetime_min=2)
 
 
-def storing(effects: Sequence[ev.Effect]) -> list[kept_ev.Storing]:
-    return [each for effect in effects if isinstance(effect, kept_ev.StoreRouted) for each in effect.messages]
+def storing(effects: Sequence[ev.Effect]) -> list[routed_ev.Storing]:
+    return [each for effect in effects if isinstance(effect, routed_ev.StoreRouted) for each in effect.messages]
 
 
-def stored(core: Core, found: Sequence[kept_ev.Storing], why: Refusal | None = None, now: float = 0.0) -> list[ev.Effect]:
-    return core.step(kept_ev.RoutedStored([(each.number, why) for each in found]), now)
+def stored(core: Core, found: Sequence[routed_ev.Storing], why: Refusal | None = None, now: float = 0.0) -> list[ev.Effect]:
+    return core.step(routed_ev.RoutedStored([(each.number, why) for each in found]), now)
 
 
 def test_it_is_accepted_when_it_is_replicated_and_no_broker_gets_it() -> None:
@@ -97,9 +97,9 @@ def test_without_routes_nothing_is_looked_at() -> None:
     core = core_with(Routes())
     assert not core.routed.active
     assert len(sends(publish(core, [record(1)]))) == 1
-    core.step(kept_ev.RoutesChanged(routes()), 0.0)
+    core.step(routed_ev.RoutesChanged(routes()), 0.0)
     assert len(storing(publish(core, [record(2)], 2))) == 1, "a change counts for the next message"
-    core.step(kept_ev.RoutesChanged(Routes()), 0.0)
+    core.step(routed_ev.RoutesChanged(Routes()), 0.0)
     assert len(sends(publish(core, [record(3)], 3))) == 1
 
 

@@ -23,7 +23,7 @@ from pixiu.client.messages.drafts import encode as encode_draft
 from pixiu.ids import EndpointID, snowflake, topic_room
 from pixiu.wire.record import SENDER_AT, SNOWFLAKE_AT, Flag, Kind, decode, encode, with_topic
 from proxy import events as ev
-from proxy import kept_events as kept_ev
+from proxy import routed_events as routed_ev
 from proxy.core import Core
 
 ROUTES = routes_of(tomllib.loads('[chat]\nfilter = "chat/#"\ntopic = "log"\nclients = "log"'), "routes.toml")
@@ -129,7 +129,7 @@ class World:
 
     # --- the log
 
-    def append(self, message: kept_ev.Storing) -> None:
+    def append(self, message: routed_ev.Storing) -> None:
         self.log.append(Stored(message.body, message.key, dict(message.headers), (1, len(self.log))))
 
     # --- the deliverer: everything from the floor on, one round at a time, again until all of it is accepted
@@ -196,7 +196,7 @@ class Proxy:
 
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number = world, number
-        self.writing: dict[int, kept_ev.Storing] = {}
+        self.writing: dict[int, routed_ev.Storing] = {}
         self.start()
 
     def start(self) -> None:
@@ -206,7 +206,7 @@ class Proxy:
         self._streams = itertools.count(1)
         self._free_at = 0.0
         self.step(ev.BrokersChanged(1, (ev.Replica(BROKER, 0),)))
-        self.step(kept_ev.RoutesChanged(ROUTES))
+        self.step(routed_ev.RoutesChanged(ROUTES))
         self._tick(self.core)
 
     def _tick(self, core: Core) -> None:
@@ -234,7 +234,7 @@ class Proxy:
     def step(self, event: ev.Event) -> None:
         world, core = self.world, self.core
         for effect in core.step(event, world.now):
-            if isinstance(effect, kept_ev.StoreRouted):
+            if isinstance(effect, routed_ev.StoreRouted):
                 for message in effect.messages:
                     self._write(message)
                     if world.plant == "clients get it from the proxy, too":
@@ -257,9 +257,9 @@ class Proxy:
 
     def _tell(self, core: Core, number: int) -> None:
         if core is self.core:
-            self.step(kept_ev.RoutedStored([(number, None)]))
+            self.step(routed_ev.RoutedStored([(number, None)]))
 
-    def _write(self, message: kept_ev.Storing) -> None:
+    def _write(self, message: routed_ev.Storing) -> None:
         """One after the other, each after a while of this proxy's own: so proxies overtake one another."""
         world, core = self.world, self.core
         self.writing[message.number] = message
