@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import pixiu
-from benchmarks.clusters.bridging.ends import ENDS, Hook
+from benchmarks.clusters.bridging.ends import ENDS, Hook, Source
 from benchmarks.clusters.bridging.judge import Judgement, Promise, judge
 from benchmarks.clusters.growth import say
 from comparison.processes import cpu_seconds, family_pids
@@ -229,6 +229,7 @@ class Case:
                 if writer is not None:
                     await writer.send(body, key=key)
                 else:
+                    assert isinstance(self.end, Source), "it is a target"
                     await self._sending.wait()
                     async with self._lock:
                         await self.end.send(key, number, body)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,10 +71,6 @@ class End:
         """Processes whose CPU is shown beside ours."""
         return ()
 
-    async def send(self, key: str, number: int, body: bytes) -> None:
-        """Send a message, if this is a source."""
-        raise NotImplementedError
-
     async def sent(self) -> None:
         """Wait until everything that was sent is there, and would survive a kill."""
 
@@ -82,12 +79,20 @@ class End:
         return 0
 
 
+class Source(ABC):
+    """An end that the load sends to."""
+
+    @abstractmethod
+    async def send(self, key: str, number: int, body: bytes) -> None:
+        """Send a message."""
+
+
 def numbered(key: bytes | str, body: bytes) -> Arrived:
     """A message as it is judged."""
     return key.decode() if isinstance(key, bytes) else key, int(body)
 
 
-class Program(End):
+class Program(End, ABC):
     """An end that is a program."""
 
     def __init__(self, folder: Path) -> None:
@@ -95,9 +100,9 @@ class Program(End):
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
+    @abstractmethod
     def command(self) -> list[str]:
         """The program."""
-        raise NotImplementedError
 
     async def start(self) -> None:
         """Start it, and wait until it listens."""
@@ -260,7 +265,7 @@ class MosquittoTarget(Mosquitto):
             await self.saved()
 
 
-class MosquittoSource(Mosquitto):
+class MosquittoSource(Mosquitto, Source):
     """A broker to which the judge publishes. What it has confirmed is in its file before it is killed."""
 
     kind = "from-mqtt"
@@ -367,7 +372,7 @@ class KafkaOnce(KafkaTarget):
     bridge_options = "exactly_once = true\n"
 
 
-class KafkaSource(Kafka):
+class KafkaSource(Kafka, Source):
     """A Kafka into which the judge writes."""
 
     kind = "from-kafka"

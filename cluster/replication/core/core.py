@@ -3,8 +3,7 @@
 ZooKeeper holds {epoch, leader, incarnation, in_sync} and changes it by compare-and-set only; the leader's log is the
 truth of its epoch. `TABLE` says which state follows which, and docs/replication_states.md draws it.
 
-Source: docs/replication.md; PiXiu §6.1.3 and §6.2.3, from which it departs as docs/sources.md, "Where Pixiu differs from PiXiu"
-lists.
+Source: docs/replication.md; PiXiu §6.1.3 and §6.2.3. docs/sources.md lists where it departs from them.
 """
 
 from __future__ import annotations
@@ -469,8 +468,7 @@ class Core:
 
     @property
     def waits_for_data(self) -> bool:
-        """True if ZooKeeper has no state although a live replica has data: the state was lost, and no replica may start anew on its
-        own."""
+        """True if ZooKeeper has no state although a live replica has data: it was lost, and no replica may start anew by itself."""
         context = self.context
         if context.read is None or context.read.state is not None:
             return False
