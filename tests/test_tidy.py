@@ -59,9 +59,7 @@ FUNCTION_LINES = 70
 FILE_LINES = 700
 LONG_FUNCTIONS: dict[str, int] = {}
 """file:function → the lines it may have: only downwards."""
-LONG_FILES: dict[str, int] = {
-    "cluster/replication/core/core.py": 702,
-}
+LONG_FILES: dict[str, int] = {}
 CLASS_ATTRIBUTES = 25
 WIDE_CLASSES: dict[str, int] = {
     "cluster/replication/replica.py:Replica": 37,
