@@ -17,6 +17,7 @@ from aiohttp import web
 
 import pixiu
 from bridge.connectors.webhook import key_of, signature
+from ops.bridges.commands import bridges_of
 from tests.support.kafka import KafkaServer, free_port, is_installed
 from tests.support.nsqd import NSQD, Nsqd
 from tests.support.roles import Roles
@@ -190,6 +191,11 @@ async def test_a_webhook_and_files_get_everything_in_order_through_failures_kill
 
         await until(lambda: archived() == set(range(340)), "everything")
         assert "archive: opens" in await pixiu_bridge(cluster, "check", str(cluster.folder / "bridges.toml"))
+
+        async def alone() -> bool:
+            return not (await bridges_of(cluster.target()))[1]
+
+        await until(alone, "the end of the killed process's session")
         assert "running" in await pixiu_bridge(cluster, "status")
         await pixiu_bridge(cluster, "replay", "shop", "--to", "start", "--yes")
         await until(lambda: Counter(int(each["body"]) for each in hook.got)[0] > 1, "everything")
@@ -273,8 +279,12 @@ async def test_topics_go_through_another_broker_of_mqtt_that_is_restarted(cluste
         def numbers() -> set[int]:
             return {number for each in got.values() for number in each}
 
+        async def subscribed() -> bool:
+            return bool((await statuses(cluster))["in"]["state"] == "running")
+
         reading = asyncio.create_task(read())
         async with mosquitto(cluster.folder, port):
+            await until(subscribed, "the subscription: a broker drops what comes before it")
             await send(0, 200)
             await until(lambda: len(numbers()) >= 150, "most")
             await cluster.kill("bridge-a")

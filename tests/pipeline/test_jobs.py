@@ -546,7 +546,8 @@ class TestOnACluster:
         runner = CliRunner()
         page = tmp_path / "audit.html"
         result = runner.invoke(
-            pipeline, ["audit", "-t", store.target, "--json", "--html", str(page), "--out", str(tmp_path / "rows")]
+            pipeline,
+            ["audit", "-t", store.target, "--json", "--settle", "0", "--html", str(page), "--out", str(tmp_path / "rows")],
         )
         assert result.exit_code in (0, 1), result.output
         said = json.loads(result.stdout)
