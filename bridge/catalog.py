@@ -41,16 +41,18 @@ class Kind:
     """Makes a target or a source from the bridge's name and options."""
     alone: Callable[[Any], bool] = lambda _options: False
     """Says whether one process alone runs a bridge with these options; else all of them share its work."""
+    asks: bool = False
+    """True if it is made with the process's client as a third argument."""
     of_cluster: bool = False
-    """True if its target is the cluster itself: it is made with the process's client as a third argument."""
+    """True if its target is the cluster itself."""
 
 
 KINDS: Final[Mapping[str, Kind]] = {
     "to-webhook": Kind(WebhookOptions, Webhook),
     "to-files": Kind(FilesOptions, Files),
-    "to-kafka": Kind(KafkaTargetOptions, KafkaTarget, lambda options: bool(options.exactly_once)),
+    "to-kafka": Kind(KafkaTargetOptions, KafkaTarget, lambda options: bool(options.exactly_once), asks=True),
     "from-kafka": Kind(KafkaSourceOptions, KafkaSource, lambda _options: True),
-    "to-clients": Kind(ClientsOptions, Clients, of_cluster=True),
+    "to-clients": Kind(ClientsOptions, Clients, asks=True, of_cluster=True),
     "to-mqtt": Kind(MqttTargetOptions, MqttTarget),
     "from-mqtt": Kind(MqttSourceOptions, MqttSource, lambda _options: True),
     "to-nsq": Kind(NsqTargetOptions, NsqTarget),

@@ -186,7 +186,7 @@ class Service(RoleShell):
 
     def _make(self, bridge: Bridge, client: Client) -> Run:
         options, context = bridge.options, self._context
-        make = partial(bridge.kind.make, bridge.name, options, *([client] if bridge.kind.of_cluster else []))
+        make = partial(bridge.kind.make, bridge.name, options, *([client] if bridge.kind.asks else []))
         if isinstance(options, TargetOptions):
             return TargetRun(bridge.name, options, make, client, context.now, context.log)
         assert isinstance(options, SourceOptions)

@@ -24,10 +24,12 @@ from bridge.connectors.once import Once
 from bridge.connectors.secrets import secret_of
 from bridge.options import BridgeOptions, SourceOptions, TargetOptions
 from cluster.settings.fields import bounded, choice
+from pixiu.client.client import Client
 from pixiu.errors import ConfigurationError, PixiuError
 
 ASK_S: Final = 10.0
 READ_S: Final = 0.5
+WHY_S: Final = 1.0
 AT_ONCE: Final = 1_000
 TAKEN: Final = 16
 """Messages that the library is asked for at one time: it knows no bound in bytes."""
@@ -38,6 +40,7 @@ LOOK_S: Final = 60.0
 MAX_MESSAGE_BYTES: Final = 64 << 20
 """Largest message that the producer takes: the limit of Kafka's topic decides."""
 LOGIN: Final = "give username, password_file and mechanism, and tls_ca if Kafka uses TLS"
+LATER: Final = Outcome(Verdict.AGAIN, "many acknowledgements are not committed yet")
 Found = TypeVar("Found")
 
 
@@ -145,7 +148,11 @@ class Calls:
     def partitions(self, client: Any) -> int:
         """The number of partitions of Kafka's topic. Raises `ConfigurationError` if it is not there."""
         topic = self._options.kafka_topic
-        found = client.list_topics(topic, timeout=ASK_S).topics[topic]
+        try:
+            found = client.list_topics(topic, timeout=ASK_S).topics[topic]
+        except self.library.KafkaException:
+            client.poll(WHY_S)  # only this reports what is wrong with the connection
+            raise
         if found.error is not None:
             errors = self.library.KafkaError
             if found.error.code() in (errors.UNKNOWN_TOPIC_OR_PART, errors._UNKNOWN_TOPIC):
@@ -169,7 +176,8 @@ class Calls:
         return "" if set(found) <= set("A=") else found
 
     def _trouble(self, error: Any) -> None:
-        self.trouble = said(error.str())
+        if error.code() != self.library.KafkaError._ALL_BROKERS_DOWN:  # which says nothing of why
+            self.trouble = said(error.str())
 
     def error_of(self, error: Exception) -> PixiuError:
         """The error that says what to do."""
@@ -190,7 +198,10 @@ class Calls:
             return ConfigurationError(f"Kafka refuses the login: {LOGIN} ({self.trouble})")
         if code in (errors._FENCED, errors.INVALID_PRODUCER_EPOCH, errors.PRODUCER_FENCED):
             return away("another process has taken the bridge over")
-        return away(f"Kafka at {self._options.servers}: {text}" + (f" ({self.trouble})" if self.trouble else ""))
+        more = f" ({self.trouble})" if self.trouble else ""
+        if not self._options.username and code in (errors._TRANSPORT, errors._ALL_BROKERS_DOWN):
+            more += f"; if it runs there, it needs a login or TLS: {LOGIN}"  # its listener ends other connections without a word
+        return away(f"Kafka at {self._options.servers}: {text}{more}")
 
 
 class KafkaTarget:
@@ -199,11 +210,15 @@ class KafkaTarget:
     Args:
         name: of the bridge.
         options: of it.
+        client: of the process. None: it is only opened, to see whether it opens, and begins no transactions: these would end
+            those of a bridge that runs.
     """
 
-    def __init__(self, name: str, options: KafkaTargetOptions) -> None:
-        self._options = options
+    def __init__(self, name: str, options: KafkaTargetOptions, client: Client | None = None) -> None:
+        self._options, self._client = options, client
+        self._with_transactions = options.exactly_once and client is not None
         self._identity = f"pixiu-bridge-{name}"
+        self._channel = options.channel or f"bridge-{name}"
         self._calls: Calls | None = None
         self._producer: Any = None
         self._group: Any = None
@@ -220,14 +235,20 @@ class KafkaTarget:
             "message.timeout.ms": int(self._options.timeout_s * 1000), "message.max.bytes": MAX_MESSAGE_BYTES,
             "partitioner": "murmur2_random",
         }  # fmt: skip
-        if self._options.exactly_once:
+        if self._with_transactions:
             config |= {"transactional.id": self._identity, "transaction.timeout.ms": int(self._options.timeout_s * 1000)}
         await calls.call(partial(self._open, calls, config))
+        await self._look()
+
+    async def _look(self) -> None:
+        """Forget positions that are acknowledged: a process that was killed, or a leader, may have left its answer unsaid."""
+        if self._client is not None and self._once.written:
+            self._once.settled(await self._client.topics.acknowledged(self._options.topic, self._channel, self._once.written))
 
     def _open(self, calls: Calls, config: dict[str, Any]) -> None:
         self._producer = calls.library.Producer(config)
         calls.partitions(self._producer)
-        if not self._options.exactly_once:
+        if not self._with_transactions:
             return
         self._producer.init_transactions(self._options.timeout_s)
         self._group = calls.library.Consumer(
@@ -245,7 +266,10 @@ class KafkaTarget:
         assert calls is not None
         if not self._options.exactly_once:
             return await calls.call(partial(self._write, calls, batch))
-        return await calls.call(partial(self._write_once, calls, batch))
+        outcomes = await calls.call(partial(self._write_once, calls, batch))
+        if all(each is LATER for each in outcomes):
+            await self._look()
+        return outcomes
 
     def _write(self, calls: Calls, batch: Sequence[Item]) -> list[Outcome]:
         errors: list[Any] = [ValueError] * len(batch)
@@ -289,9 +313,8 @@ class KafkaTarget:
         fresh = [item for item in batch if not self._once.has(item.position)]
         wanted = set(self._once.fitting(item.position for item in fresh))
         now = [item for item in fresh if item.position in wanted]
-        later = Outcome(Verdict.AGAIN, "many acknowledgements are not committed yet")
         if not now:
-            return [DONE if self._once.has(item.position) else later for item in batch]
+            return [DONE if self._once.has(item.position) else LATER for item in batch]
         self._producer.begin_transaction()
         outcomes = self._write(calls, now)
         wrong = next((each for each in outcomes if each.verdict is not Verdict.DONE), None)
@@ -302,7 +325,7 @@ class KafkaTarget:
         self._producer.send_offsets_to_transaction([place], self._group.consumer_group_metadata(), self._options.timeout_s)
         self._producer.commit_transaction(self._options.timeout_s)
         self._once.wrote(wanted)
-        return [DONE if self._once.has(item.position) else later for item in batch]
+        return [DONE if self._once.has(item.position) else LATER for item in batch]
 
     def settled(self, batch: Sequence[Item]) -> None:
         """Forget the positions of messages that never come again."""

@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 import pixiu
+from bridge.connectors.once import encode
 from bridge.connectors.webhook import key_of, signature
 from ops.bridges.commands import bridges_of
 from tests.support.kafka import KafkaServer, free_port, is_installed
@@ -432,6 +433,7 @@ async def test_topics_go_through_kafka_exactly_once_and_in_order(cluster: Roles)
         await until(refused, "the sentence that Kafka needs a login")
         await cluster.kill("bridge-a")
         await kafka.topic("events", 3, **{"max.message.bytes": "20000"})
+        await kafka.note("pixiu-bridge-out", "events", encode((9, 2 * at) for at in range(1_998)))  # no room
         cluster.start("bridge-a", bridges=str(cluster.folder / "bridges.toml"))
         got, topic = dict[str, list[int]](), px.durable_topic("out")
 

@@ -71,6 +71,9 @@ async def test_everything_sent_is_read_and_delivered_to_each_channel(cluster: Lo
             assert {message.position for message in (*got, *more)} >= {message.position for message in read}
             state = await px.topics.channel_state("orders", name)
             assert sum(part.unacknowledged for part in state) == 0
+            known = {(message.part, message.offset) for message in read}
+            ends = {(part.part, part.end) for part in state}
+            assert await px.topics.acknowledged("orders", name, {*known, *ends, (99, 7)}) == {*known, (99, 7)}
 
 
 async def test_marked_messages_come_to_members_and_readers_that_ask_for_them(cluster: LocalCluster) -> None:

@@ -107,8 +107,18 @@ class KafkaServer:
         """Delete a topic."""
         from confluent_kafka.admin import AdminClient
 
-        future = AdminClient({"bootstrap.servers": self.address}).delete_topics([name])[name]
+        admin = AdminClient({"bootstrap.servers": self.address})  # whose end would cancel what it asked for
+        future = admin.delete_topics([name])[name]
         await asyncio.to_thread(future.result, START_S)
+
+    async def note(self, group: str, name: str, text: str) -> None:
+        """Write a text beside the offset 0 of a group in the first partition of a topic."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        consumer = Consumer({"bootstrap.servers": self.address, "group.id": group, "enable.auto.commit": False})
+        place = TopicPartition(name, 0, 0, text)
+        await asyncio.to_thread(consumer.commit, offsets=[place], asynchronous=False)
+        consumer.close()
 
     async def write(self, name: str, messages: Sequence[tuple[bytes, bytes]], headers: Sequence[tuple[str, bytes]]) -> None:
         """Write messages, key and value."""

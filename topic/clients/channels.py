@@ -29,7 +29,7 @@ DEAD_BYTES: Final = 2 << 20
 MAX_VIEWS: Final = 10_000
 """Pairs of channels and parts in one reply."""
 MAX_OFFSETS: Final = 10_000
-"""Offsets in one request to resend."""
+"""Offsets in one request about them."""
 REASONS: Final = {
     en.Reason.ATTEMPTS: "its attempts are used up: the last member refused it",
     en.Reason.TIMED_OUT: "its attempts are used up: the last member never answered",
@@ -72,6 +72,8 @@ class Channels:
                 return await self._dead(channels[0], parts, request.dead)
             case "resend":
                 return await self._resend(channels[0], parts, request.resend.offsets)
+            case "acknowledged":
+                return self._acknowledged(channels[0], parts, request.acknowledged.offsets)
             case _:
                 return await self._seek(channels[0], parts, request.seek)
 
@@ -131,9 +133,20 @@ class Channels:
         self._group.check_reads()
         return reply
 
-    async def _resend(self, channel: en.ChannelSettings, parts: Sequence[Part], offsets: Sequence[int]) -> pb.ChannelReply:
-        if offsets and (len(parts) != 1 or len(offsets) > MAX_OFFSETS):
+    def _acknowledged(self, channel: en.ChannelSettings, parts: Sequence[Part], offsets: Sequence[int]) -> pb.ChannelReply:
+        self._check_offsets(parts, offsets)
+        progress = self._group.store.state.progress.get((channel.channel, parts[0].part))
+        found = [] if progress is None else [each for each in offsets if not progress.is_open(each)]
+        return pb.ChannelReply(acknowledged=found)
+
+    @staticmethod
+    def _check_offsets(parts: Sequence[Part], offsets: Sequence[int]) -> None:
+        if len(parts) != 1 or len(offsets) > MAX_OFFSETS:
             raise InvalidArgument(f"offsets are of one part, and at most {MAX_OFFSETS} at once; name the part")
+
+    async def _resend(self, channel: en.ChannelSettings, parts: Sequence[Part], offsets: Sequence[int]) -> pb.ChannelReply:
+        if offsets:
+            self._check_offsets(parts, offsets)
         return await self._changed(en.RESEND, [en.encode_resend(channel.channel, part.part, offsets) for part in parts])
 
     async def _seek(self, channel: en.ChannelSettings, parts: Sequence[Part], ask: pb.SeekChannel) -> pb.ChannelReply:

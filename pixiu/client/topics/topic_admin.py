@@ -32,6 +32,8 @@ from pixiu.wire.block import MAX_OFFSET
 from pixiu.wire.v1 import topic_pb2
 
 PAGE: Final = 1_000
+MAX_OFFSETS: Final = 10_000
+"""Offsets in one question."""
 MAX_FILTER_BYTES: Final = 4_096
 MAX_TIMEOUT_S: Final = 4e6
 """Longest time-out of a channel that a request can name, seconds; the cluster allows less."""
@@ -289,6 +291,25 @@ class Topics:
         """The state of a channel, or of all, in each part."""
         replies = await self._ask(name, topic_pb2.ChannelRequest(topic=name, channel=channel, state=True))
         return sorted(_channel_part(each) for reply in replies for each in reply.parts)
+
+    async def acknowledged(self, name: str, channel: str, positions: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Of positions (part, offset) those that are acknowledged, or whose part is gone: a channel never delivers them again,
+        unless it is moved (`seek`). The channel has to exist."""
+        asked: dict[int, list[int]] = {}
+        for part, offset in sorted(set(positions)):
+            asked.setdefault(part, []).append(offset)
+        found = set[tuple[int, int]]()
+        topic = await self._around.directory.describe(check_name(name))
+        for part, offsets in asked.items():
+            if part not in topic.lineage.parts:
+                found.update((part, offset) for offset in offsets)
+                continue
+            for at in range(0, len(offsets), MAX_OFFSETS):
+                wanted = topic_pb2.AcknowledgedOffsets(offsets=offsets[at : at + MAX_OFFSETS])
+                request = topic_pb2.ChannelRequest(topic=name, channel=channel, parts=[part], acknowledged=wanted)
+                replies = await self._ask(name, request)
+                found.update((part, offset) for reply in replies for offset in reply.acknowledged)
+        return found
 
     async def dead_letters(self, name: str, channel: str, *, limit: int = 100) -> Sequence[DeadMessage]:
         """Messages of a channel whose attempts are used up, at most `limit` of each group."""

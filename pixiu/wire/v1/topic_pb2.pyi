@@ -1357,6 +1357,7 @@ class ChannelRequest(_message.Message):
     DEAD_FIELD_NUMBER: _builtins.int
     RESEND_FIELD_NUMBER: _builtins.int
     SEEK_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     REJOIN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     channel: _builtins.str
@@ -1374,6 +1375,8 @@ class ChannelRequest(_message.Message):
     def resend(self) -> Global___ResendDead: ...
     @_builtins.property
     def seek(self) -> Global___SeekChannel: ...
+    @_builtins.property
+    def acknowledged(self) -> Global___AcknowledgedOffsets: ...
     def __init__(
         self,
         *,
@@ -1384,13 +1387,14 @@ class ChannelRequest(_message.Message):
         dead: Global___DeadLettersRequest | None = ...,
         resend: Global___ResendDead | None = ...,
         seek: Global___SeekChannel | None = ...,
+        acknowledged: Global___AcknowledgedOffsets | None = ...,
         rejoin: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "dead", b"dead", "rejoin", b"rejoin", "resend", b"resend", "seek", b"seek", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "ask", b"ask", "dead", b"dead", "rejoin", b"rejoin", "resend", b"resend", "seek", b"seek", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "channel", b"channel", "dead", b"dead", "parts", b"parts", "rejoin", b"rejoin", "resend", b"resend", "seek", b"seek", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "ask", b"ask", "channel", b"channel", "dead", b"dead", "parts", b"parts", "rejoin", b"rejoin", "resend", b"resend", "seek", b"seek", "state", b"state", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_ask: _TypeAlias = _typing.Literal["state", "dead", "resend", "seek", "rejoin"]  # noqa: Y015
+    _WhichOneofReturnType_ask: _TypeAlias = _typing.Literal["state", "dead", "resend", "seek", "acknowledged", "rejoin"]  # noqa: Y015
     _WhichOneofArgType_ask: _TypeAlias = _typing.Literal["ask", b"ask"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_ask) -> _WhichOneofReturnType_ask | None: ...
 
@@ -1443,6 +1447,28 @@ class ResendDead(_message.Message):
 Global___ResendDead: _TypeAlias = ResendDead  # noqa: Y015
 
 @_typing.final
+class AcknowledgedOffsets(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of one part: which of them never come again?"""
+
+    def __init__(
+        self,
+        *,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcknowledgedOffsets: _TypeAlias = AcknowledgedOffsets  # noqa: Y015
+
+@_typing.final
 class SeekChannel(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1484,6 +1510,7 @@ class ChannelReply(_message.Message):
     DEAD_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     changed: _builtins.int
     """messages that a resend or a seek concerns"""
     @_builtins.property
@@ -1492,6 +1519,10 @@ class ChannelReply(_message.Message):
     def dead(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadMessage]: ...
     @_builtins.property
     def refusal(self) -> Global___TopicRefusal: ...
+    @_builtins.property
+    def acknowledged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the offsets that were asked for"""
+
     def __init__(
         self,
         *,
@@ -1499,10 +1530,11 @@ class ChannelReply(_message.Message):
         dead: _abc.Iterable[Global___DeadMessage] | None = ...,
         changed: _builtins.int = ...,
         refusal: Global___TopicRefusal | None = ...,
+        acknowledged: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "dead", b"dead", "parts", b"parts", "refusal", b"refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "changed", b"changed", "dead", b"dead", "parts", b"parts", "refusal", b"refusal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
