@@ -2,9 +2,8 @@
 
 Each of the four cases of docs/routes.md: messages with 50 keys, the durable topic's process killed twice, what carries the messages
 killed three times (a proxy for case 1, the bridge for the others), and a proxy once more for the cases that publish through it. The
-judge knows what was sent and confirmed, what the log has, and what a client of MQTT with QoS 1 got: nothing is missing, order by
-key; the log has a message twice only with the same ID; a client gets it once for each time that it is in the log, but for repeats
-after a kill of the bridge.
+judge knows what five clients of MQTT published with QoS 1, or a back end wrote, what the log has, and what another client got:
+nothing is missing, and order by key. It counts what is twice in the log, and at the client.
 
 Estimate: 100,000 messages in one to two minutes a case.
 
@@ -48,6 +47,9 @@ ROUTES: Final = {
 TITLES: Final = {1: "stored", 2: "stored, then delivered", 3: "written by a back end, delivered", 4: "through a program"}
 PROXY, BRIDGE, TOPIC = "proxy-a", "bridge-a", "topic-a"
 KEYS: Final = 50
+PUBLISHERS: Final = 5
+IN_FLIGHT: Final = 200
+"""Messages that a client of MQTT has sent without a PUBACK."""
 AHEAD: Final = 5_000
 """Messages that the load is ahead of what arrived: so kills hit a path at work."""
 WAIT_S: Final = 900.0
@@ -60,14 +62,59 @@ def kills(case: int) -> Sequence[tuple[float, str]]:
     return sorted([(0.1, carrier), (0.25, TOPIC), (0.4, carrier), (0.6, TOPIC), (0.8, carrier), *more])
 
 
-class Listener:
-    """A client of MQTT whose session outlives its connection."""
+class Connection:
+    """A client of MQTT whose session outlives its connection.
+
+    Args:
+        port: of the gateway.
+        name: its client ID.
+        user: its user.
+    """
+
+    def __init__(self, port: int, name: str, user: int) -> None:
+        self.client = paho.Client(CallbackAPIVersion.VERSION2, name, clean_session=False)
+        self.client.username_pw_set(str(user))
+        self.client.reconnect_delay_set(1, 1)
+        self.client.max_inflight_messages_set(IN_FLIGHT)
+        self._port = port
+
+    def begin(self) -> None:
+        """Connect."""
+        self.client.connect("127.0.0.1", self._port)
+        self.client.loop_start()
+
+    def end(self) -> None:
+        """Disconnect."""
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
+class Publisher(Connection):
+    """Publishes with QoS 1."""
+
+    def __init__(self, port: int, number: int) -> None:
+        super().__init__(port, f"publisher-{number}", 100 + number)
+        self._open = deque[paho.MQTTMessageInfo]()
+        self.begin()
+
+    async def publish(self, topic: str, body: bytes) -> None:
+        """Publish, with a window."""
+        self._open.append(self.client.publish(topic, body, qos=1))
+        if len(self._open) >= 2 * IN_FLIGHT:
+            await self.confirmed(IN_FLIGHT)
+
+    async def confirmed(self, most: int = 0) -> None:
+        """Wait for the PUBACKs of all but so many messages."""
+        while len(self._open) > most:
+            await until(self._open.popleft().is_published, "a PUBACK", WAIT_S)
+
+
+class Listener(Connection):
+    """Subscribes, and notes what it gets."""
 
     def __init__(self, port: int) -> None:
+        super().__init__(port, "listener", 7)
         self.got: list[Arrived] = []
-        self.client = paho.Client(CallbackAPIVersion.VERSION2, "listener", clean_session=False)
-        self.client.username_pw_set("7")
-        self.client.reconnect_delay_set(1, 1)
         self.client.on_message = lambda _client, _data, message: self.got.append(
             (message.topic.rpartition("/")[2], int(message.payload))
         )
@@ -78,18 +125,12 @@ class Listener:
             loop.call_soon_threadsafe(self._told.set)
 
         self.client.on_subscribe = told
-        self.client.connect("127.0.0.1", port)
-        self.client.loop_start()
+        self.begin()
 
     async def subscribe(self) -> None:
         """Subscribe to the case's topics."""
         self.client.subscribe("case/#", 1)
         await self._told.wait()
-
-    def end(self) -> None:
-        """Disconnect."""
-        self.client.disconnect()
-        self.client.loop_stop()
 
 
 class Case:
@@ -110,6 +151,7 @@ class Case:
         self.ids: dict[int, Arrived] = {}
         self.violations: list[str] = []
         self._listener: Listener | None = None
+        self._publishers: list[Publisher] = []
 
     def _start(self, name: str) -> None:
         if name == TOPIC:
@@ -138,12 +180,15 @@ class Case:
             self._listener = Listener(gateway.mqtt_port)
             here.callback(self._listener.end)
             await self._listener.subscribe()
+            for number in range(PUBLISHERS if self._case != 3 else 0):
+                self._publishers.append(Publisher(gateway.mqtt_port, number))
+                here.callback(self._publishers[-1].end)
             began = time.monotonic()
             async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
                 others = [tasks.create_task(self._read(px))]
                 if self._case == 4:
                     others.append(tasks.create_task(self._program(px)))
-                sending = tasks.create_task(self._write(px) if self._case == 3 else self._publish(px))
+                sending = tasks.create_task(self._write(px) if self._case == 3 else self._publish())
                 await self._kill_in_turn()
                 await sending
                 await until(lambda: self._arrived() >= self._messages, lambda: f"all: {self._arrived():,}", WAIT_S)
@@ -177,20 +222,16 @@ class Case:
         while number > self._arrived() + AHEAD:
             await asyncio.sleep(0.02)
 
-    async def _publish(self, px: pixiu.Client) -> None:
-        """Publish to rooms, as clients do; each message is confirmed in the end."""
-        rooms = {f"k{number}": px.topic(f"case/k{number}") for number in range(KEYS)}
-        waiting = deque[Any]()
+    async def _publish(self) -> None:
+        """Publish by MQTT; each message is confirmed in the end. A key is one publisher's."""
         for number in range(self._messages):
             if number % 100 == 0:
                 await self._space(number)
-                while len(waiting) > AHEAD // 5:
-                    await waiting.popleft()
-            key = f"k{number % KEYS}"
-            waiting.append(rooms[key].send_soon(b"%d" % number, timeout_s=120.0))
-            self.sent.setdefault(key, []).append(number)
-        for receipt in waiting:
-            await receipt
+            key = number % KEYS
+            self.sent.setdefault(f"k{key}", []).append(number)
+            await self._publishers[key % PUBLISHERS].publish(f"case/k{key}", b"%d" % number)
+        for each in self._publishers:
+            await each.confirmed()
 
     async def _write(self, px: pixiu.Client) -> None:
         """Write the durable topic, as a back end does."""

@@ -6,6 +6,7 @@ Source: docs/routes.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections import deque
@@ -30,8 +31,11 @@ from proxy.options import Options
 from proxy.routed.stage import MAX_BYTES, RETRY_MS, RoutedRooms
 from proxy.routed_events import Storing
 
-CLIENT: Final = ClientOptions(queue_bytes=2 * MAX_BYTES, topic_timeout_s=30.0)
-"""A message is given up after 30 s; until then a repeat of it waits for the same write."""
+CLIENT: Final = ClientOptions(queue_bytes=2 * MAX_BYTES, topic_timeout_s=86_400.0)
+"""What a proxy began to store it stores, however long the topic is away: given up, a message would be sent again behind those that
+followed it. `MAX_RECORDS` and `MAX_BYTES` bound what waits, and a repeat waits for the same write."""
+STOP_S: Final = 5.0
+"""Time for what is being stored at an end, seconds: its publishers were refused, or hear that the proxy is gone."""
 CONNECT_PAUSE_S: Final = 1.0
 SAY_S: Final = 60.0
 QUEUES: Final = 64
@@ -84,7 +88,9 @@ class RoutedService:
     async def stop(self) -> None:
         """End the client."""
         if self._client is not None:
-            await self._client.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await self._client.close()
 
     def _changed(self, routes: Routes) -> None:
         self._problems.clear()

@@ -15,7 +15,8 @@ MAX_FOLLOWED: Final = 3
 
 
 class LeaderLink:
-    """Addresses of one group's replicas. The leader that a refusal names is next, at once; else the next one after a back-off.
+    """Addresses of one group's replicas. The leader that a refusal names is next, at once; else, after a back-off, the one that
+    failed least, since proxies name processes that were killed for a while, and each of them in another order.
 
     Args:
         backoff: of the waits.
@@ -25,7 +26,8 @@ class LeaderLink:
         self._backoff = backoff
         self._addresses: tuple[str, ...] = ()
         self._leader = ""
-        self._next = 0
+        self._failures: dict[str, int] = {}
+        """Address → times that it failed since one answered."""
         self._followed = 0
         self.rest_until = 0.0
         """Time before which nothing is tried, monotonic seconds."""
@@ -37,18 +39,20 @@ class LeaderLink:
 
     def set_addresses(self, addresses: Sequence[str]) -> None:
         """Set the group's addresses, the leader first if it is known. An empty list changes nothing."""
-        if addresses and tuple(addresses) != self._addresses:
-            self._addresses, self._next = tuple(addresses), 0
+        if addresses:
+            self._addresses = tuple(addresses)
+            self._failures = {each: self._failures[each] for each in addresses if each in self._failures}
 
     def address(self) -> str:
         """The address to try; empty: none is known."""
         if self._leader:
             return self._leader
-        return self._addresses[self._next % len(self._addresses)] if self._addresses else ""
+        return min(self._addresses, key=lambda each: self._failures.get(each, 0), default="")
 
     def answered(self) -> None:
         """The address leads."""
         self._backoff.reset()
+        self._failures.clear()
         self._followed = 0
 
     def failed(self, now: float, leader: str = "", retry_after_s: float = 0.0) -> None:
@@ -57,7 +61,7 @@ class LeaderLink:
             self._followed += 1
             self._leader, self.rest_until = leader, now + retry_after_s
             return
-        if not self._leader:
-            self._next += 1
+        if not self._leader and (address := self.address()):
+            self._failures[address] = self._failures.get(address, 0) + 1
         self._leader, self._followed = "", 0
         self.rest_until = now + max(self._backoff.next_s(), retry_after_s)
