@@ -32,8 +32,8 @@ from proxy.routed.stage import MAX_BYTES, RETRY_MS, RoutedRooms
 from proxy.routed_events import Storing
 
 CLIENT: Final = ClientOptions(queue_bytes=2 * MAX_BYTES, topic_timeout_s=86_400.0)
-"""What a proxy began to store it stores, however long the topic is away: given up, a message would be sent again behind those that
-followed it. `MAX_RECORDS` and `MAX_BYTES` bound what waits, and a repeat waits for the same write."""
+"""Policy: no message is given up because its topic is away, since it would be sent again behind those that followed it.
+`MAX_RECORDS` and `MAX_BYTES` bound what waits, and a repeat waits for the same write."""
 STOP_S: Final = 5.0
 """Time for what is being stored at an end, seconds: its publishers were refused, or hear that the proxy is gone."""
 CONNECT_PAUSE_S: Final = 1.0

@@ -293,7 +293,7 @@ class Topics:
         return sorted(_channel_part(each) for reply in replies for each in reply.parts)
 
     async def acknowledged(self, name: str, channel: str, positions: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Of positions (part, offset) those that are acknowledged, or whose part is gone: a channel never delivers them again,
+        """Ask which positions (part, offset) are acknowledged, or of a part that is gone: the channel never delivers these again,
         unless it is moved (`seek`). The channel has to exist."""
         asked: dict[int, list[int]] = {}
         for part, offset in sorted(set(positions)):
