@@ -1,0 +1,465 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"pixiu"
+)
+
+// made is a client and a topic of the play's own, which ends with it.
+func made(p *play, parts int, settings pixiu.TopicSettings) (*pixiu.Client, *pixiu.Topic, error) {
+	px, err := p.client(pixiu.Options{})
+	if err != nil {
+		return nil, nil, err
+	}
+	name := p.topic()
+	if _, err := px.Topics().Create(p.ctx, name, parts, settings); err != nil {
+		return nil, nil, err
+	}
+	p.later(func() error { return px.Topics().Delete(context.Background(), name, true) })
+	return px, px.Topic(name), nil
+}
+
+// written stores messages "mI" with the keys "kJ", J = I % keys, without waiting for each.
+func written(p *play, topic *pixiu.Topic, first, count, keys int) error {
+	var receipts []*pixiu.TopicReceipt
+	for at := first; at < first+count; at++ {
+		receipt, err := topic.SendSoon(p.ctx, fmt.Appendf(nil, "m%d", at), pixiu.Key(fmt.Sprintf("k%d", at%keys)))
+		if err != nil {
+			return err
+		}
+		receipts = append(receipts, receipt)
+	}
+	for _, receipt := range receipts {
+		if err := receipt.Wait(p.ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inOrder reads a number of messages from a start, each once, in order for each key.
+func inOrder(p *play, topic *pixiu.Topic, start pixiu.Start, count int) (*pixiu.TopicReader, error) {
+	reader, err := topic.Reader(p.ctx, start)
+	if err != nil {
+		return nil, err
+	}
+	return reader, ordered(p, reader, count)
+}
+
+func ordered(p *play, reader *pixiu.TopicReader, count int) error {
+	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	defer cancel()
+	last := map[string]int{}
+	for at := range count {
+		message, err := reader.Next(ctx)
+		if err != nil {
+			return fmt.Errorf("after %d of %d messages: %w", at, count, err)
+		}
+		number := -1
+		if _, err := fmt.Sscanf(string(message.Body), "m%d", &number); err != nil {
+			return err
+		}
+		if before, known := last[string(message.Key)]; known && number <= before {
+			return fmt.Errorf("m%d after m%d of %s", number, before, message.Key)
+		}
+		last[string(message.Key)] = number
+	}
+	return nil
+}
+
+// taken takes a number of messages of a member, and acknowledges them.
+func taken(p *play, member *pixiu.ChannelMember, count int) ([]string, error) {
+	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	defer cancel()
+	var found []string
+	for len(found) < count {
+		message, err := member.Next(ctx)
+		if err != nil {
+			return found, fmt.Errorf("after %d of %d messages: %w", len(found), count, err)
+		}
+		counts, err := message.Ack(ctx)
+		if err != nil {
+			return found, err
+		}
+		if counts {
+			found = append(found, string(message.Body))
+		}
+	}
+	slices.Sort(found)
+	return found, nil
+}
+
+func sorted(count int) []string {
+	found := numbered(count)
+	slices.Sort(found)
+	return found
+}
+
+// afterKill writes, kills the leader of the topic's group, and goes on.
+func afterKill(p *play, topic *pixiu.Topic) error {
+	if err := written(p, topic, 0, 50, 5); err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- written(p, topic, 50, 200, 5) }()
+	return errors.Join(p.do("kill", "topic", "leader"), <-done)
+}
+
+func init() {
+	scenarios["topics/create_describe_delete"] = func(p *play) error {
+		px, topic, err := made(p, 4, pixiu.TopicSettings{Retention: time.Hour})
+		if err != nil {
+			return err
+		}
+		info, err := px.Topics().Describe(p.ctx, topic.Name)
+		if err := errors.Join(err, expect(err == nil && len(info.OpenParts()) == 4 && info.Settings.Retention == time.Hour, "%+v", info)); err != nil {
+			return err
+		}
+		listed, err := px.Topics().List(p.ctx, topic.Name)
+		if err := errors.Join(err, expect(len(listed) == 1 && listed[0].Name == topic.Name, "%v", listed)); err != nil {
+			return err
+		}
+		if err := px.Topics().Delete(p.ctx, topic.Name, false); err != nil {
+			return err
+		}
+		listed, err = px.Topics().List(p.ctx, topic.Name)
+		return errors.Join(err, expect(len(listed) == 0, "%v", listed))
+	}
+	scenarios["topics/exists"] = func(p *play) error {
+		px, topic, err := made(p, 1, pixiu.TopicSettings{})
+		if err != nil {
+			return err
+		}
+		_, err = px.Topics().Create(p.ctx, topic.Name, 1, pixiu.TopicSettings{})
+		return kindOf(err, pixiu.ErrTopicExists)
+	}
+	scenarios["topics/unknown"] = func(p *play) error {
+		px, err := p.client(pixiu.Options{})
+		if err != nil {
+			return err
+		}
+		_, err = px.Topic(p.topic()).Send(p.ctx, []byte("x"))
+		return kindOf(err, pixiu.ErrUnknownTopic)
+	}
+	scenarios["topics/positions"] = func(p *play) error {
+		_, topic, err := made(p, 2, pixiu.TopicSettings{})
+		if err != nil {
+			return err
+		}
+		for _, key := range []string{"a", "b", "c"} {
+			receipt, err := topic.Send(p.ctx, []byte(key), pixiu.Key(key), pixiu.Header("of", []byte(key)))
+			if err != nil {
+				return err
+			}
+			part, offset, known := receipt.Position()
+			reader, err := topic.Reader(p.ctx, pixiu.FromPosition(map[uint32]uint64{part: offset}))
+			if err != nil {
+				return err
+			}
+			found, err := reader.Next(p.ctx)
+			if err := errors.Join(err, reader.Close(), expect(known && err == nil && found.Part == part && found.Offset == offset &&
+				string(found.Body) == key && string(found.Key) == key && string(found.Headers["of"]) == key, "%+v", found)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	scenarios["topics/key_order"] = func(p *play) error {
+		_, topic, err := made(p, 4, pixiu.TopicSettings{})
+		if err := errors.Join(err, written(p, topic, 0, 300, 10)); err != nil {
+			return err
+		}
+		_, err = inOrder(p, topic, pixiu.Earliest(), 300)
+		return err
+	}
+	scenarios["topics/reader_latest"] = func(p *play) error {
+		_, topic, err := made(p, 2, pixiu.TopicSettings{})
+		if err := errors.Join(err, written(p, topic, 0, 10, 10)); err != nil {
+			return err
+		}
+		reader, err := topic.Reader(p.ctx, pixiu.Latest())
+		if err := errors.Join(err, written(p, topic, 10, 1, 10)); err != nil {
+			return err
+		}
+		message, err := reader.Next(p.ctx)
+		return errors.Join(err, expect(err == nil && string(message.Body) == "m10", "%+v", message))
+	}
+	scenarios["topics/reader_position"] = func(p *play) error {
+		_, topic, err := made(p, 1, pixiu.TopicSettings{})
+		if err := errors.Join(err, written(p, topic, 0, 10, 1)); err != nil {
+			return err
+		}
+		reader, err := inOrder(p, topic, pixiu.Earliest(), 4)
+		if err != nil {
+			return err
+		}
+		next, err := topic.Reader(p.ctx, pixiu.FromPosition(reader.Position()))
+		if err != nil {
+			return err
+		}
+		message, err := next.Next(p.ctx)
+		return errors.Join(err, expect(err == nil && string(message.Body) == "m4", "%+v", message))
+	}
+	scenarios["topics/channel_ack"] = func(p *play) error {
+		_, topic, err := made(p, 2, pixiu.TopicSettings{})
+		if err := errors.Join(err, written(p, topic, 0, 20, 10)); err != nil {
+			return err
+		}
+		member, err := topic.Channel(p.ctx, "billing")
+		if err != nil {
+			return err
+		}
+		found, err := taken(p, member, 20)
+		if err := errors.Join(err, same(found, sorted(20)), member.Close(), written(p, topic, 20, 1, 10)); err != nil {
+			return err
+		}
+		if member, err = topic.Channel(p.ctx, "billing"); err != nil {
+			return err
+		}
+		found, err = taken(p, member, 1)
+		return errors.Join(err, same(found, []string{"m20"}))
+	}
+	scenarios["topics/channel_unacknowledged"] = func(p *play) error {
+		_, topic, err := made(p, 1, pixiu.TopicSettings{})
+		if err := errors.Join(err, written(p, topic, 0, 1, 1)); err != nil {
+			return err
+		}
+		member, err := topic.Channel(p.ctx, "billing")
+		if err != nil {
+			return err
+		}
+		if _, err := member.Next(p.ctx); err != nil {
+			return err
+		}
+		if err := member.Close(); err != nil {
+			return err
+		}
+		if member, err = topic.Channel(p.ctx, "billing"); err != nil {
+			return err
+		}
+		message, err := member.Next(p.ctx)
+		return errors.Join(err, expect(err == nil && string(message.Body) == "m0" && message.Attempts > 1, "%+v", message))
+	}
+	scenarios["topics/channel_shared"] = func(p *play) error {
+		_, topic, err := made(p, 4, pixiu.TopicSettings{})
+		if err != nil {
+			return err
+		}
+		var members []*pixiu.ChannelMember
+		came := make(chan string)
+		for range 2 {
+			member, err := topic.Channel(p.ctx, "billing", pixiu.Credit(8))
+			if err != nil {
+				return err
+			}
+			members = append(members, member)
+			go func() {
+				_ = member.Run(p.ctx, func(message *pixiu.ChannelMessage) error { came <- string(message.Body); return nil })
+			}()
+		}
+		if err := written(p, topic, 0, 100, 50); err != nil {
+			return err
+		}
+		var found []string
+		for len(found) < 100 {
+			select {
+			case text := <-came:
+				found = append(found, text)
+			case <-time.After(patience):
+				return fmt.Errorf("only %d messages came", len(found))
+			}
+		}
+		slices.Sort(found)
+		return errors.Join(same(found, sorted(100)), members[0].Close(), members[1].Close())
+	}
+	scenarios["topics/channels_independent"] = func(p *play) error {
+		_, topic, err := made(p, 2, pixiu.TopicSettings{})
+		if err := errors.Join(err, written(p, topic, 0, 10, 10)); err != nil {
+			return err
+		}
+		for _, channel := range []string{"billing", "audit"} {
+			member, err := topic.Channel(p.ctx, channel)
+			if err != nil {
+				return err
+			}
+			found, err := taken(p, member, 10)
+			if err := errors.Join(err, same(found, sorted(10))); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	scenarios["topics/channel_nack"] = func(p *play) error {
+		_, topic, err := made(p, 1, pixiu.TopicSettings{})
+		if err := errors.Join(err, written(p, topic, 0, 1, 1)); err != nil {
+			return err
+		}
+		member, err := topic.Channel(p.ctx, "billing")
+		if err != nil {
+			return err
+		}
+		message, err := member.Next(p.ctx)
+		if err != nil {
+			return err
+		}
+		counts, err := message.Nack(p.ctx, 0)
+		if err := errors.Join(err, expect(counts, "it did not count")); err != nil {
+			return err
+		}
+		message, err = member.Next(p.ctx)
+		return errors.Join(err, expect(err == nil && message.Attempts == 2, "%+v", message))
+	}
+	scenarios["topics/channel_reject_to_dead_letters"] = func(p *play) error {
+		px, topic, err := made(p, 1, pixiu.TopicSettings{})
+		if err := errors.Join(err, written(p, topic, 0, 2, 1)); err != nil {
+			return err
+		}
+		member, err := topic.Channel(p.ctx, "billing")
+		if err != nil {
+			return err
+		}
+		message, err := member.Next(p.ctx)
+		if err != nil {
+			return err
+		}
+		if counts, err := message.Reject(p.ctx, "no such customer"); err != nil || !counts {
+			return fmt.Errorf("%v %w", counts, err)
+		}
+		found, err := taken(p, member, 1)
+		if err := errors.Join(err, same(found, []string{"m1"})); err != nil {
+			return err
+		}
+		letters, err := px.Topics().DeadLetters(p.ctx, topic.Name, "billing", 0)
+		if err := errors.Join(err, expect(len(letters) == 1 && strings.Contains(letters[0].Reason, "no such customer") &&
+			string(letters[0].Message.Body) == "m0", "%+v", letters)); err != nil {
+			return err
+		}
+		count, err := px.Topics().Resend(p.ctx, topic.Name, "billing")
+		if err := errors.Join(err, expect(count == 1, "%d resent", count)); err != nil {
+			return err
+		}
+		found, err = taken(p, member, 1)
+		return errors.Join(err, same(found, []string{"m0"}))
+	}
+	scenarios["topics/channel_attempts_used_up"] = func(p *play) error {
+		px, topic, err := made(p, 1, pixiu.TopicSettings{})
+		if err := errors.Join(err, written(p, topic, 0, 1, 1)); err != nil {
+			return err
+		}
+		member, err := topic.Channel(p.ctx, "billing", pixiu.CreateChannel(pixiu.ChannelInfo{MaxAttempts: 2}))
+		if err != nil {
+			return err
+		}
+		for range 2 {
+			message, err := member.Next(p.ctx)
+			if err != nil {
+				return err
+			}
+			if counts, err := message.Nack(p.ctx, 0); err != nil || !counts {
+				return fmt.Errorf("%v %w", counts, err)
+			}
+		}
+		letters, err := px.Topics().DeadLetters(p.ctx, topic.Name, "billing", 0)
+		return errors.Join(err, expect(len(letters) == 1 && letters[0].Attempts == 2, "%+v", letters))
+	}
+	scenarios["topics/compacted_last"] = func(p *play) error {
+		_, topic, err := made(p, 2, pixiu.TopicSettings{Compact: time.Hour})
+		if err != nil {
+			return err
+		}
+		for _, body := range []string{"one", "two", ""} {
+			if _, err := topic.Send(p.ctx, []byte(body), pixiu.Key("user-7")); err != nil {
+				return err
+			}
+			last, err := topic.Last(p.ctx, []byte("user-7"))
+			if err != nil {
+				return err
+			}
+			if err := expect((body == "") == (last == nil) && (last == nil || string(last.Body) == body), "%+v after %q", last, body); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	scenarios["topics/resized"] = func(p *play) error {
+		px, topic, err := made(p, 1, pixiu.TopicSettings{})
+		if err := errors.Join(err, written(p, topic, 0, 100, 10)); err != nil {
+			return err
+		}
+		done := make(chan error, 1)
+		go func() { done <- written(p, topic, 100, 300, 10) }()
+		_, err = px.Topics().Resize(p.ctx, topic.Name, []uint32{1}, []uint32{32768}, nil)
+		if err := errors.Join(err, <-done, written(p, topic, 400, 100, 10)); err != nil {
+			return err
+		}
+		_, err = inOrder(p, topic, pixiu.Earliest(), 500)
+		return err
+	}
+	scenarios["interop/topics"] = func(p *play) error {
+		_, topic, err := made(p, 1, pixiu.TopicSettings{})
+		if err != nil {
+			return err
+		}
+		if _, err := topic.Send(p.ctx, []byte("one"), pixiu.Key("go")); err != nil {
+			return err
+		}
+		if err := p.do("write", topic.Name, "python", "two"); err != nil {
+			return err
+		}
+		heard, err := p.ask("read", topic.Name, 2)
+		if err := errors.Join(err, expect(heard == "go=one python=two", "%q", heard)); err != nil {
+			return err
+		}
+		reader, err := topic.Reader(p.ctx, pixiu.Earliest())
+		if err != nil {
+			return err
+		}
+		for _, wanted := range []string{"go=one", "python=two"} {
+			message, err := reader.Next(p.ctx)
+			if err != nil {
+				return err
+			}
+			if found := string(message.Key) + "=" + string(message.Body); found != wanted {
+				return fmt.Errorf("%s, not %s", found, wanted)
+			}
+		}
+		return nil
+	}
+	scenarios["reconnect/topic_writer"] = func(p *play) error {
+		_, topic, err := made(p, 2, pixiu.TopicSettings{})
+		if err := errors.Join(err, afterKill(p, topic)); err != nil {
+			return err
+		}
+		_, err = inOrder(p, topic, pixiu.Earliest(), 250)
+		return errors.Join(err, p.do("healthy"))
+	}
+	scenarios["reconnect/topic_reader"] = func(p *play) error {
+		_, topic, err := made(p, 2, pixiu.TopicSettings{})
+		if err != nil {
+			return err
+		}
+		reader, err := topic.Reader(p.ctx, pixiu.Earliest())
+		if err := errors.Join(err, afterKill(p, topic)); err != nil {
+			return err
+		}
+		return errors.Join(ordered(p, reader, 250), p.do("healthy"))
+	}
+	scenarios["reconnect/channel_member"] = func(p *play) error {
+		_, topic, err := made(p, 2, pixiu.TopicSettings{})
+		if err != nil {
+			return err
+		}
+		member, err := topic.Channel(p.ctx, "billing")
+		if err := errors.Join(err, afterKill(p, topic)); err != nil {
+			return err
+		}
+		found, err := taken(p, member, 250)
+		return errors.Join(err, same(found, sorted(250)), p.do("healthy"))
+	}
+}

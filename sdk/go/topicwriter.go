@@ -1,0 +1,1007 @@
+package pixiu
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"pixiu/internal/codec"
+	wire "pixiu/wire/v1"
+)
+
+const (
+	lingerFor   = 5 * time.Millisecond // of a message for others of its block, while the part has a block under way
+	blockBytes  = 256 << 10            // at which a block leaves without waiting
+	maxUnderWay = 8                    // blocks of a part that may be unanswered
+	topicStall  = 15 * time.Second
+	refreshTick = 200 * time.Millisecond
+	spreadBy    = 40_503
+	topicAdvice = "sending it again may store it twice"
+)
+
+// writing is what write options describe.
+type writing struct {
+	message codec.TopicMessage
+	hasSlot bool
+	level   wire.Level
+}
+
+// A WriteOption is an option of a durable topic's message beside its body.
+type WriteOption func(*writing)
+
+// Key keeps the messages with it in order; at most 4,096 bytes.
+func Key(key string) WriteOption {
+	return func(w *writing) { w.message.HasKey, w.message.Key = true, []byte(key) }
+}
+
+// Slot is the logical partition, 0 to 65535; default: that of the key, without a key in turn.
+func Slot(slot uint16) WriteOption {
+	return func(w *writing) { w.message.Slot, w.hasSlot = int(slot), true }
+}
+
+// Header adds a named value, at most 64 of them.
+func Header(name string, value []byte) WriteOption {
+	return func(w *writing) {
+		w.message.Headers = append(w.message.Headers, codec.Header{Name: name, Value: value})
+	}
+}
+
+// EventTime is when it happened.
+func EventTime(at time.Time) WriteOption {
+	return func(w *writing) { w.message.EventUs = at.UnixMicro() }
+}
+
+// DeliverAt holds the message back from channels until then, at most a year ahead.
+func DeliverAt(at time.Time) WriteOption {
+	return func(w *writing) { w.message.DeliverAtUs = at.UnixMicro() }
+}
+
+// ExpiresIn is the time after which channels no longer deliver it, in whole seconds.
+func ExpiresIn(lifetime time.Duration) WriteOption {
+	return func(w *writing) { w.message.ExpiresInS = uint32((lifetime + time.Second - 1) / time.Second) }
+}
+
+// Tag prefers members of a channel with this tag; at most 100 bytes.
+func Tag(tag string) WriteOption { return func(w *writing) { w.message.Tag = tag } }
+
+// WriteLevel says how safe the message is when it is confirmed; default: Replicated.
+func WriteLevel(level Level) WriteOption { return func(w *writing) { w.level = wire.Level(level) } }
+
+// WriteLoadTest marks the message as part of a load test.
+func WriteLoadTest() WriteOption { return func(w *writing) { w.message.LoadTest = true } }
+
+type topicTicket struct {
+	number   uint64 // of the offer
+	encoded  codec.Encoded
+	size     int
+	level    wire.Level
+	at       time.Time
+	deadline time.Time
+	attempts int
+	resolved bool
+	err      *Error
+	done     chan struct{}
+	part     uint32
+	offset   int64 // -1: not known
+}
+
+// A TopicReceipt is that of a durable topic's message.
+type TopicReceipt struct {
+	sender *topicSender
+	ticket *topicTicket
+}
+
+// Wait waits until the message is stored at its level.
+func (r *TopicReceipt) Wait(ctx context.Context) error { return r.sender.wait(ctx, r.ticket) }
+
+// Done is closed when the outcome is known.
+func (r *TopicReceipt) Done() <-chan struct{} { return r.ticket.done }
+
+// Position is where the message is stored. known: it is confirmed, and its leader said where.
+func (r *TopicReceipt) Position() (part uint32, offset uint64, known bool) {
+	select {
+	case <-r.ticket.done:
+		if r.ticket.err == nil && r.ticket.offset >= 0 {
+			return r.ticket.part, uint64(r.ticket.offset), true
+		}
+	default:
+	}
+	return 0, 0, false
+}
+
+// Send stores a message, and waits until that is confirmed at its level. It is sent again, under the same position, until its time
+// is over, so it is stored once, whatever dies meanwhile.
+func (t *Topic) Send(ctx context.Context, body []byte, options ...WriteOption) (*TopicReceipt, error) {
+	receipt, err := t.SendSoon(ctx, body, options...)
+	if err != nil {
+		return nil, err
+	}
+	return receipt, receipt.Wait(ctx)
+}
+
+// SendSoon queues a message, waiting only while the queue is full, and gives a receipt for its outcome. Messages of one client with
+// the same key, or slot, are stored in the order of the calls.
+func (t *Topic) SendSoon(ctx context.Context, body []byte, options ...WriteOption) (*TopicReceipt, error) {
+	w := writing{message: codec.TopicMessage{Body: body}}
+	for _, each := range options {
+		each(&w)
+	}
+	data, flags, err := codec.EncodeTopicMessage(&w.message)
+	if err != nil {
+		return nil, fail(ErrInvalidArgument, "%v", err)
+	}
+	if size := codec.BlockHead + codec.IndexBytes + len(data); size > codec.MaxBlockBytes {
+		return nil, fail(ErrRecordTooLarge, "a message of %d bytes, headers and key included, is above the limit of %d; send a reference to "+
+			"the content instead", size, codec.MaxBlockBytes)
+	}
+	sender, err := t.client.topicSender(ctx, t.Name)
+	if err != nil {
+		return nil, err
+	}
+	ticket := &topicTicket{
+		encoded: codec.Encoded{Slot: w.message.Slot, Flags: flags, Data: data}, size: codec.IndexBytes + len(data), level: w.level,
+		done: make(chan struct{}), offset: -1,
+	}
+	if w.message.HasKey && !w.hasSlot {
+		ticket.encoded.Slot = codec.SlotOf(w.message.Key)
+	}
+	if err := sender.offer(ctx, ticket, !w.message.HasKey && !w.hasSlot); err != nil {
+		return nil, err
+	}
+	return &TopicReceipt{sender, ticket}, nil
+}
+
+// topicSender is the client's writer of a topic.
+func (c *Client) topicSender(ctx context.Context, topic string) (*topicSender, error) {
+	if err := checkName(topic, "topic"); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	found, closed := c.writers[topic], c.closed
+	c.mu.Unlock()
+	if closed {
+		return nil, errClosed()
+	}
+	if found != nil && found.usable() {
+		return found, nil
+	}
+	s := &topicSender{
+		client: c, name: topic, writer: 1 + rand.Uint64N(1<<63-1), streams: map[uint32]*partStream{}, older: map[uint32]*partStream{},
+		groups: map[uint32]*topicGroup{}, requests: map[uint64]sentAs{}, space: make(chan struct{}), wake: make(chan struct{}, 1),
+		spread: rand.Uint64N(codec.Slots),
+	}
+	s.user = &follower{onTopic: s.onTopic, onEnd: s.end}
+	m, err := c.topicMaps.follow(ctx, topic, 0, s.user)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.topic = m
+	s.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if other := c.writers[topic]; c.closed || (other != nil && other.usable()) {
+		c.topicMaps.leave(topic, s.user)
+		if c.closed {
+			return nil, errClosed()
+		}
+		return other, nil
+	}
+	c.writers[topic] = s
+	c.tasks.Go(s.run)
+	return s, nil
+}
+
+type sentBlock struct {
+	first   uint64
+	tickets []*topicTicket
+	data    []byte
+	request uint64 // 0: it is not under way
+	done    bool
+}
+
+func (b *sentBlock) last() uint64 { return b.first + uint64(len(b.tickets)) - 1 }
+
+// partStream is what goes to one part: messages numbered from 1 without a hole.
+type partStream struct {
+	part            Part
+	queue           []*topicTicket
+	queueBytes      int
+	blocks          []*sentBlock // not confirmed; the first `sent` are under way
+	sent            int
+	confirmed, safe uint64
+	doubtful, ended bool
+	restUntil       time.Time
+}
+
+func (p *partStream) busy() bool { return len(p.queue) > 0 || len(p.blocks) > 0 }
+
+// mayHave: a block whose positions the part has is in it, unless others had used the positions.
+func (p *partStream) mayHave(block *sentBlock) bool {
+	return !p.doubtful || !slices.ContainsFunc(block.tickets, func(t *topicTicket) bool { return t.attempts <= 1 })
+}
+
+// dissolve puts what is in blocks back to the queue, to be sent under other positions. What is stored is left out.
+func (p *partStream) dissolve() {
+	var tickets []*topicTicket
+	for _, block := range p.blocks {
+		if block.done {
+			continue
+		}
+		for _, t := range block.tickets {
+			t.attempts = 0
+			tickets = append(tickets, t)
+			p.queueBytes += t.size
+		}
+	}
+	p.blocks, p.sent, p.queue = nil, 0, append(tickets, p.queue...)
+}
+
+type topicGroup struct {
+	link       leaderLink
+	call       *topicCall // nil: there is no stream
+	open       bool
+	draining   bool
+	underWay   int
+	window     int
+	progressAt time.Time
+	busy       []*partStream
+}
+
+type sentAs struct {
+	stream *partStream
+	block  *sentBlock
+}
+
+// topicSender decides which block goes to which leader, and what is confirmed.
+type topicSender struct {
+	client *Client
+	name   string
+	writer uint64
+	user   *follower
+
+	mu         sync.Mutex
+	topic      *topicMap
+	streams    map[uint32]*partStream // by part
+	older      map[uint32]*partStream // those whose part is sealed, and that are not settled
+	groups     map[uint32]*topicGroup
+	requests   map[uint64]sentAs
+	last       uint64 // number of a request
+	offered    uint64
+	unresolved int
+	bytes      int
+	space      chan struct{}
+	wake       chan struct{}
+	spread     uint64
+	spreadLeft int
+	refreshAt  time.Time
+	lastReason string
+	failed     *Error
+}
+
+func (s *topicSender) usable() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed == nil
+}
+
+// offer queues a message, waiting for space. inTurn: it names no slot.
+func (s *topicSender) offer(ctx context.Context, t *topicTicket, inTurn bool) error {
+	options := &s.client.options
+	s.mu.Lock()
+	for s.failed == nil && s.unresolved > 0 && (s.unresolved >= options.QueueRecords || s.bytes+t.size > options.QueueBytes) {
+		space := s.space
+		s.mu.Unlock()
+		select {
+		case <-space:
+		case <-ctx.Done():
+			return fail(ErrNotSent, "the message was not sent in time: the client's queue was full").by(ctx.Err())
+		}
+		s.mu.Lock()
+	}
+	defer s.mu.Unlock()
+	if s.failed != nil {
+		return s.failed
+	}
+	if ctx.Err() != nil {
+		return fail(ErrNotSent, "the message was not sent: its time was over").by(ctx.Err())
+	}
+	if inTurn {
+		if s.spreadLeft <= 0 {
+			s.spread, s.spreadLeft = s.spread+1, blockBytes
+		}
+		parts := s.topic.open
+		place := parts[s.spread%uint64(len(parts))]
+		turn := s.spread / uint64(len(parts))
+		t.encoded.Slot = place.Low + int(turn*spreadBy%uint64(place.High-place.Low))
+		s.spreadLeft -= t.size
+	}
+	s.offered++
+	t.number, t.at = s.offered, time.Now()
+	t.deadline = t.at.Add(options.TopicTimeout)
+	s.unresolved++
+	s.bytes += t.size
+	stream := s.streamOf(t.encoded.Slot)
+	stream.queue = append(stream.queue, t)
+	stream.queueBytes += t.size
+	s.want(s.busyGroup(stream))
+	signalTo(s.wake)
+	return nil
+}
+
+func (s *topicSender) wait(ctx context.Context, t *topicTicket) error {
+	select {
+	case <-t.done:
+	case <-ctx.Done():
+		s.mu.Lock()
+		if !t.resolved {
+			s.settle(t, s.late(t).by(ctx.Err()))
+		}
+		s.mu.Unlock()
+	}
+	if t.err != nil {
+		return t.err
+	}
+	return nil
+}
+
+func (s *topicSender) late(t *topicTicket) *Error {
+	because := ""
+	if s.lastReason != "" {
+		because = " (last failure: " + s.lastReason + ")"
+	}
+	if t.attempts > 0 {
+		return fail(ErrOutcomeUnknown, "no leader confirmed the message in time%s: it may be stored; %s", because, topicAdvice)
+	}
+	return fail(ErrNotSent, "the message was not sent in time: no leader took it%s; check `pixiu status`, then send again", because)
+}
+
+func (s *topicSender) idle(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		left, space := s.unresolved, s.space
+		s.mu.Unlock()
+		if left == 0 {
+			return nil
+		}
+		select {
+		case <-space:
+		case <-ctx.Done():
+			return fail(ErrOutcomeUnknown, "%d messages to topic %s are still unresolved", left, s.name).by(ctx.Err())
+		}
+	}
+}
+
+func (s *topicSender) streamOf(slot int) *partStream {
+	part, _ := s.topic.openPart(slot) // open parts hold every slot
+	stream := s.streams[part.Number]
+	if stream == nil {
+		stream = &partStream{part: part}
+		s.streams[part.Number] = stream
+	}
+	return stream
+}
+
+func (s *topicSender) busyGroup(stream *partStream) *topicGroup {
+	group := s.groups[stream.part.Group]
+	if group == nil {
+		group = &topicGroup{}
+		group.link.set(s.topic.groups[stream.part.Group])
+		s.groups[stream.part.Group] = group
+	}
+	if !slices.Contains(group.busy, stream) {
+		group.busy = append(group.busy, stream)
+	}
+	return group
+}
+
+// want opens a stream if there is something to send and none is open, or wakes the one that is.
+func (s *topicSender) want(group *topicGroup) {
+	if group.call != nil {
+		signalTo(group.call.wake)
+		return
+	}
+	if s.failed != nil || !slices.ContainsFunc(group.busy, func(p *partStream) bool { return p.busy() && !p.ended }) ||
+		time.Now().Before(group.link.restUntil) {
+		return
+	}
+	address := group.link.address()
+	if address == "" {
+		group.link.failed(&s.client.options, s.client.options.MaxBackoff, "", 0)
+		s.client.topicMaps.refresh(s.name, false)
+		return
+	}
+	call := &topicCall{sender: s, group: group, address: address, wake: make(chan struct{}, 1), answered: make(chan struct{})}
+	call.ctx, call.cancel = context.WithCancel(s.client.ctx)
+	group.call, group.progressAt = call, time.Now()
+	s.client.tasks.Go(call.run)
+}
+
+// isBlocked: a part before this one is not settled.
+func (s *topicSender) isBlocked(stream *partStream) bool {
+	for _, older := range s.older {
+		if older.busy() && older.part.Number < stream.part.Number && older.part.Low < stream.part.High && stream.part.Low < older.part.High {
+			return true
+		}
+	}
+	return false
+}
+
+// next is the next block for a stream. lingers: there will be one in a moment.
+func (s *topicSender) next(call *topicCall) (request *wire.TopicWriteRequest, lingers bool) {
+	group, now := call.group, time.Now()
+	if group.call != call || !group.open || group.draining {
+		return nil, false
+	}
+	for at := range len(group.busy) {
+		stream := group.busy[at]
+		if stream.ended || stream.sent >= maxUnderWay || s.isBlocked(stream) {
+			continue
+		}
+		if now.Before(stream.restUntil) {
+			lingers = true
+			continue
+		}
+		if stream.sent == len(stream.blocks) {
+			if len(stream.queue) == 0 {
+				continue
+			}
+			if stream.sent > 0 && stream.queueBytes < blockBytes && now.Before(stream.queue[0].at.Add(lingerFor)) {
+				lingers = true
+				continue
+			}
+			if !s.cut(stream) {
+				continue
+			}
+		}
+		block := stream.blocks[stream.sent]
+		if group.underWay > 0 && group.underWay+len(block.data) > group.window {
+			return nil, false
+		}
+		if group.underWay == 0 {
+			group.progressAt = now
+		}
+		group.busy = append(slices.Delete(group.busy, at, at+1), stream) // the others first next time
+		for _, t := range block.tickets {
+			t.attempts++
+		}
+		s.last++
+		block.request = s.last
+		s.requests[block.request] = sentAs{stream, block}
+		stream.sent++
+		group.underWay += len(block.data)
+		return &wire.TopicWriteRequest{Request: block.request, Block: block.data, Level: block.tickets[0].level}, false
+	}
+	return nil, lingers
+}
+
+// cut makes a block of the first messages of a queue.
+func (s *topicSender) cut(stream *partStream) bool {
+	size := codec.BlockHead
+	var taken []*topicTicket
+	var encoded []codec.Encoded
+	for len(stream.queue) > 0 {
+		t := stream.queue[0]
+		if t.resolved && t.attempts == 0 { // its time was over before it was sent
+			stream.queue, stream.queueBytes = stream.queue[1:], stream.queueBytes-t.size
+			continue
+		}
+		if len(taken) > 0 && (size+t.size > codec.MaxBlockBytes || size >= blockBytes || t.level != taken[0].level) {
+			break
+		}
+		stream.queue, stream.queueBytes = stream.queue[1:], stream.queueBytes-t.size
+		taken, encoded, size = append(taken, t), append(encoded, t.encoded), size+t.size
+	}
+	if len(taken) == 0 {
+		return false
+	}
+	first := stream.confirmed + 1
+	if count := len(stream.blocks); count > 0 {
+		first = stream.blocks[count-1].last() + 1
+	}
+	data := codec.JoinBlock(encoded, s.topic.id, stream.part.Number, s.writer, first, 0)
+	stream.blocks = append(stream.blocks, &sentBlock{first: first, tickets: taken, data: data})
+	return true
+}
+
+// leave ends a group's stream: everything under way is sent again.
+func (s *topicSender) leave(group *topicGroup, leader string, after time.Duration) {
+	if group.call != nil {
+		group.call.cancel()
+	}
+	group.call, group.open, group.draining, group.underWay = nil, false, false, 0
+	for _, stream := range group.busy {
+		s.unsend(stream, 0)
+	}
+	group.link.failed(&s.client.options, s.client.options.MaxBackoff, leader, after)
+	if leader == "" {
+		s.client.topicMaps.refresh(s.name, false)
+	}
+	s.want(group)
+	signalTo(s.wake)
+}
+
+// unsend: blocks from this one on are not under way any more; late answers to them are passed over.
+func (s *topicSender) unsend(stream *partStream, first int) {
+	for at := first; at < stream.sent; at++ {
+		block := stream.blocks[at]
+		if _, known := s.requests[block.request]; known {
+			delete(s.requests, block.request)
+			group := s.groups[stream.part.Group]
+			group.underWay = max(0, group.underWay-len(block.data))
+		}
+		block.request = 0
+	}
+	stream.sent = min(stream.sent, first)
+}
+
+// results takes answers to blocks.
+func (s *topicSender) results(call *topicCall, results []*wire.TopicWriteResult) {
+	group := call.group
+	for _, result := range results {
+		if group.call != call {
+			return // it does not lead, and everything is sent again
+		}
+		found, known := s.requests[result.Request]
+		if !known {
+			continue
+		}
+		delete(s.requests, result.Request)
+		group.underWay -= len(found.block.data)
+		group.progressAt = time.Now()
+		found.block.request = 0
+		if !found.block.done {
+			s.answered(group, found.stream, found.block, result)
+		}
+	}
+	group.busy = slices.DeleteFunc(group.busy, func(p *partStream) bool { return !p.busy() })
+	if group.call == call && group.draining && group.underWay == 0 {
+		s.leave(group, "", 0)
+	}
+	if len(s.older) > 0 {
+		s.tidy()
+	}
+	for _, each := range s.groups {
+		s.want(each)
+	}
+}
+
+func (s *topicSender) answered(group *topicGroup, stream *partStream, block *sentBlock, result *wire.TopicWriteResult) {
+	_, kept := s.topic.parts[stream.part.Number]
+	gone := result.Verdict == wire.WriteVerdict_WRITE_NOT_HERE && !kept
+	switch {
+	case result.Verdict == wire.WriteVerdict_WRITE_STORED, result.Verdict == wire.WriteVerdict_WRITE_REPEATED && stream.mayHave(block):
+		s.stored(stream, block, result.Base)
+		s.advance(stream)
+	case result.Verdict == wire.WriteVerdict_WRITE_REPEATED:
+		s.renumber(stream, result.Position)
+	case result.Verdict == wire.WriteVerdict_WRITE_HOLE:
+		if result.Position < stream.safe { // it led before, and knows less than what was confirmed
+			s.lastReason = "a replica that no longer leads answered"
+			s.leave(group, "", 0)
+			return
+		}
+		s.catchUp(stream, result.Position)
+	case result.Verdict == wire.WriteVerdict_WRITE_SEALED, gone:
+		if !gone {
+			s.catchUp(stream, max(result.Position, stream.confirmed))
+		}
+		s.unsend(stream, 0)
+		stream.dissolve()
+		stream.ended = true
+		s.older[stream.part.Number] = stream
+		var children []Part
+		for _, each := range result.Children {
+			children = append(children, partOf(each))
+		}
+		s.topic = s.topic.followed(children)
+		s.client.topicMaps.refresh(s.name, true)
+		s.learned()
+	default:
+		s.refused(group, stream, block, result)
+	}
+}
+
+func (s *topicSender) refused(group *topicGroup, stream *partStream, block *sentBlock, result *wire.TopicWriteResult) {
+	why := refusal(result.Verdict.String(), "", 0)
+	if result.Refusal != nil {
+		why = refused(result.Refusal, s.name)
+	}
+	s.lastReason = why.Code + ": " + why.Text
+	switch why.Code {
+	case "NOT_ALLOWED", "INVALID_ARGUMENT", "RECORD_TOO_LARGE", "MALFORMED", "DISK_FULL", "UNAUTHENTICATED":
+		unsure := slices.ContainsFunc(block.tickets, func(t *topicTicket) bool { return t.attempts > 1 })
+		for _, t := range block.tickets {
+			if !t.resolved && unsure {
+				s.settle(t, inDoubt(why, topicAdvice))
+			} else if !t.resolved {
+				s.settle(t, why)
+			}
+		}
+		// It is left out: those after it move up, under other positions.
+		at := slices.Index(stream.blocks, block)
+		s.unsend(stream, at)
+		rest := &partStream{blocks: stream.blocks[at+1:], queue: stream.queue, queueBytes: stream.queueBytes}
+		rest.dissolve()
+		stream.blocks, stream.queue, stream.queueBytes = stream.blocks[:at], rest.queue, rest.queueBytes
+		return
+	case "STALE_WRITER":
+		s.failAll(why)
+		return
+	case "NOT_LEADER", "DRAINING":
+		s.leave(group, why.leader, why.RetryAfter)
+		return
+	}
+	s.unsend(stream, slices.Index(stream.blocks, block))
+	stream.restUntil = time.Now().Add(max(why.RetryAfter, time.Duration(float64(refreshTick)*(0.5+0.5*rand.Float64()))))
+	if result.Verdict == wire.WriteVerdict_WRITE_NOT_HERE || result.Verdict == wire.WriteVerdict_WRITE_FULL {
+		s.client.topicMaps.refresh(s.name, true)
+	}
+}
+
+func (s *topicSender) stored(stream *partStream, block *sentBlock, base int64) {
+	block.done = true
+	for at, t := range block.tickets {
+		t.part = stream.part.Number
+		if base >= 0 {
+			t.offset = base + int64(at)
+		}
+		if !t.resolved {
+			s.settle(t, nil)
+		}
+	}
+}
+
+func (s *topicSender) advance(stream *partStream) {
+	for len(stream.blocks) > 0 && stream.blocks[0].done {
+		block := stream.blocks[0]
+		stream.blocks = stream.blocks[1:]
+		stream.confirmed = block.last()
+		if level := block.tickets[0].level; level == wire.Level_REPLICATED || level == wire.Level_STORED {
+			stream.safe = stream.confirmed
+		}
+		stream.sent = max(0, stream.sent-1)
+	}
+}
+
+// catchUp: a leader has messages up to a position, and what it got does not follow: go on after it.
+func (s *topicSender) catchUp(stream *partStream, position uint64) {
+	s.unsend(stream, 0)
+	for _, block := range stream.blocks {
+		if block.last() > position || !(block.done || stream.mayHave(block)) {
+			break
+		}
+		s.stored(stream, block, -1)
+	}
+	s.advance(stream)
+	if stream.confirmed != position {
+		s.renumber(stream, position)
+	}
+}
+
+// renumber gives everything that is not confirmed other positions.
+func (s *topicSender) renumber(stream *partStream, position uint64) {
+	s.unsend(stream, 0)
+	stream.dissolve()
+	stream.confirmed, stream.doubtful = position, true
+}
+
+func (s *topicSender) onTopic(m *topicMap) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.topic == nil || s.failed != nil {
+		return
+	}
+	if m.deleted || m.id != s.topic.id {
+		s.failAll(errGone(s.name))
+		return
+	}
+	if m.version >= s.topic.version {
+		// What a leader named and the description does not have yet stays known.
+		var ahead []Part
+		for number, part := range s.topic.parts {
+			if _, known := m.parts[number]; !known && m.version == s.topic.version {
+				ahead = append(ahead, part)
+			}
+		}
+		m = m.followed(ahead)
+		s.topic = m
+		s.learned()
+	}
+}
+
+// learned: the topic has changed, as far as is known.
+func (s *topicSender) learned() {
+	for number, group := range s.groups {
+		group.link.set(s.topic.groups[number])
+	}
+	for number, stream := range s.streams {
+		if part, kept := s.topic.parts[number]; kept && !part.Sealed {
+			continue
+		}
+		if stream.busy() {
+			s.older[number] = stream
+		} else {
+			delete(s.streams, number)
+		}
+	}
+	// What sealed parts did not take goes to the parts that follow them, once these are known.
+	for _, stream := range s.older {
+		if !stream.ended {
+			continue
+		}
+		if part, kept := s.topic.parts[stream.part.Number]; kept && !part.Sealed {
+			s.refreshAt = time.Now().Add(refreshTick)
+			continue
+		}
+		moved := stream.queue
+		stream.queue, stream.queueBytes = nil, 0
+		for _, t := range moved {
+			if t.resolved {
+				continue
+			}
+			t.attempts = 0 // none of it is stored
+			child := s.streamOf(t.encoded.Slot)
+			child.queue = append(child.queue, t)
+			child.queueBytes += t.size
+			s.busyGroup(child)
+			slices.SortStableFunc(child.queue, func(a, b *topicTicket) int { return int(a.number) - int(b.number) })
+		}
+	}
+	s.tidy()
+	for _, group := range s.groups {
+		s.want(group)
+	}
+	signalTo(s.wake)
+}
+
+// tidy forgets sealed parts that are settled: those that follow them may go on.
+func (s *topicSender) tidy() {
+	for number, stream := range s.older {
+		if part, kept := s.topic.parts[number]; !stream.busy() && (!kept || part.Sealed) {
+			delete(s.older, number)
+			delete(s.streams, number)
+		}
+	}
+}
+
+func (s *topicSender) settle(t *topicTicket, err *Error) {
+	t.resolved, t.err = true, err
+	s.unresolved--
+	s.bytes -= t.size
+	close(t.done)
+	close(s.space)
+	s.space = make(chan struct{})
+}
+
+func (s *topicSender) end(why *Error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failAll(why)
+}
+
+// failAll ends the writer.
+func (s *topicSender) failAll(why *Error) {
+	if s.failed != nil {
+		return
+	}
+	s.failed = why
+	for _, stream := range s.streams {
+		for _, block := range stream.blocks {
+			stream.queue = append(stream.queue, block.tickets...)
+		}
+		for _, t := range stream.queue {
+			if t.resolved {
+				continue
+			}
+			if t.attempts > 0 {
+				s.settle(t, inDoubt(why, topicAdvice))
+			} else {
+				s.settle(t, why)
+			}
+		}
+	}
+	for _, group := range s.groups {
+		if group.call != nil {
+			group.call.cancel()
+			group.call = nil
+		}
+	}
+	signalTo(s.wake)
+}
+
+// run ends back-offs, messages whose time is over, and silent streams.
+func (s *topicSender) run() {
+	defer s.client.topicMaps.leave(s.name, s.user)
+	for s.client.ctx.Err() == nil {
+		s.mu.Lock()
+		if s.failed != nil {
+			s.mu.Unlock()
+			return
+		}
+		wait := s.tick(time.Now())
+		s.mu.Unlock()
+		timer := time.NewTimer(wait)
+		select {
+		case <-s.wake:
+			timer.Stop()
+			pause(s.client.ctx, 10*time.Millisecond) // many messages wake it once
+		case <-timer.C:
+		case <-s.client.ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+func (s *topicSender) tick(now time.Time) time.Duration {
+	next := now.Add(time.Hour)
+	earlier := func(at time.Time) {
+		if at.Before(next) {
+			next = at
+		}
+	}
+	if s.unresolved == 0 && len(s.older) == 0 {
+		return time.Hour
+	}
+	s.tidy()
+	if !s.refreshAt.IsZero() && now.After(s.refreshAt) {
+		s.refreshAt = time.Time{}
+		s.learned()
+		if !s.refreshAt.IsZero() {
+			s.client.topicMaps.refresh(s.name, true)
+		}
+	}
+	if !s.refreshAt.IsZero() {
+		earlier(s.refreshAt)
+	}
+	for _, stream := range s.streams {
+		tickets := stream.queue
+		for _, block := range stream.blocks {
+			tickets = append(slices.Clone(block.tickets), tickets...)
+		}
+		for _, t := range tickets {
+			if t.resolved {
+				continue
+			}
+			if now.Before(t.deadline) {
+				earlier(t.deadline)
+			} else {
+				s.settle(t, s.late(t))
+			}
+		}
+		if stream.restUntil.After(now) {
+			earlier(stream.restUntil)
+		}
+	}
+	for _, group := range s.groups {
+		waits := group.call != nil && (!group.open || group.underWay > 0)
+		if waits && now.Sub(group.progressAt) >= topicStall {
+			s.lastReason = "no answer for " + topicStall.String()
+			s.leave(group, "", 0)
+		} else if waits {
+			earlier(group.progressAt.Add(topicStall))
+		}
+		if group.call == nil && len(group.busy) > 0 {
+			earlier(group.link.restUntil)
+		}
+		s.want(group)
+	}
+	return max(time.Until(next), 10*time.Millisecond)
+}
+
+// topicCall is a stream to the leader of a group.
+type topicCall struct {
+	sender   *topicSender
+	group    *topicGroup
+	address  string
+	ctx      context.Context
+	cancel   context.CancelFunc
+	wake     chan struct{}
+	answered chan struct{}
+}
+
+func (c *topicCall) run() {
+	s := c.sender
+	defer c.cancel()
+	connection, ctx, release, err := s.client.channels.acquire(c.ctx, c.address)
+	if err != nil {
+		c.over(reasonOf(err), "", 0)
+		return
+	}
+	defer release()
+	stream, err := wire.NewTopicLogClient(connection).Write(ctx)
+	if err != nil {
+		c.over(reasonOf(err), "", 0)
+		return
+	}
+	_ = stream.Send(&wire.TopicWriteRequest{Client: s.client.name}) // the reader hears why not
+	s.client.tasks.Go(func() { c.write(stream) })
+	for heard := false; ; heard = true {
+		reply, err := stream.Recv()
+		if err != nil {
+			if !heard && isRefused(err) && c.ctx.Err() == nil {
+				s.end(callError(err, s.name, false))
+				return
+			}
+			c.over(reasonOf(err), "", 0)
+			return
+		}
+		s.mu.Lock()
+		if c.group.call != c {
+			s.mu.Unlock()
+			return
+		}
+		if end := reply.End; end != nil {
+			s.mu.Unlock()
+			why := refused(end, s.name)
+			if why.Kind == ErrNotAllowed || why.Kind == ErrNotAuthenticated {
+				s.end(why)
+				return
+			}
+			c.over(why.Code+": "+why.Text, why.leader, why.RetryAfter)
+			return
+		}
+		if !heard {
+			c.group.open, c.group.window, c.group.progressAt = true, max(int(reply.WindowBytes), 1), time.Now()
+			c.group.link.answered()
+			close(c.answered)
+		}
+		s.results(c, reply.Results)
+		if reply.Draining && c.group.call == c {
+			c.group.draining = true
+			s.client.topicMaps.refresh(s.name, false)
+			if c.group.underWay == 0 {
+				s.leave(c.group, "", 0)
+			}
+		}
+		signalTo(c.wake)
+		s.mu.Unlock()
+	}
+}
+
+func (c *topicCall) write(stream grpc.BidiStreamingClient[wire.TopicWriteRequest, wire.TopicWriteReply]) {
+	select {
+	case <-c.answered:
+	case <-c.ctx.Done():
+		return
+	}
+	for {
+		c.sender.mu.Lock()
+		request, lingers := c.sender.next(c)
+		c.sender.mu.Unlock()
+		if request != nil {
+			if stream.Send(request) != nil {
+				return // the reader hears why
+			}
+			continue
+		}
+		wait := time.Hour
+		if lingers {
+			wait = lingerFor
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-c.wake:
+		case <-timer.C:
+		case <-c.ctx.Done():
+		}
+		timer.Stop()
+		if c.ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+func (c *topicCall) over(reason, leader string, after time.Duration) {
+	s := c.sender
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.group.call == c && s.failed == nil {
+		s.lastReason = c.address + ": " + reason
+		s.leave(c.group, leader, after)
+	}
+}
