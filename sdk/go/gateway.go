@@ -290,6 +290,9 @@ func (g *gatewayConn) serveGateway(address string, reconnect bool) (confirmed bo
 	}
 	g.mu.Lock()
 	g.stream = nil
+	g.mu.Unlock()
+	g.end(st)
+	g.mu.Lock()
 	confirmed = st.settled() && !st.lacking
 	g.reason = st.address + ": " + reasonOf(why)
 	var ours *Error
@@ -298,7 +301,6 @@ func (g *gatewayConn) serveGateway(address string, reconnect bool) (confirmed bo
 	}
 	g.rest.refused(st.address, st.pushback)
 	g.mu.Unlock()
-	g.end(st)
 	switch {
 	case ours != nil && ours.finalRefusal:
 		return confirmed, ours

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pixiu
 from tests.clients.scenarios.driver import LANGUAGES, Driver, Language
 from tests.clients.scenarios.favours import Favours
 from tests.clients.scenarios.table import ROOT, scenarios
+from tests.docs.snippets import snippets
 from tests.support.cluster import LocalCluster, running_cluster
 
 GO = shutil.which("go")
@@ -52,6 +54,15 @@ def test_the_table_has_each_scenario_once() -> None:
     names = [each.name for each in scenarios()]
     assert len(names) >= 40
     assert len(set(names)) == len(names)
+
+
+def test_its_page_names_what_is_there() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "sdk/go").glob("*.go"))
+    names = set(re.findall(r"^func (?:\(\w+ \*?\w+\) )?([A-Z]\w*)|^type ([A-Z]\w*)|^\t([A-Z]\w*)", sources, re.MULTILINE))
+    known = {name for each in names for name in each if name}
+    used = {name for found in snippets() if found.language == "go" for name in re.findall(r"\.([A-Z]\w*)", found.text)}
+    assert len(used) > 20
+    assert used - known == {"Is", "Println", "Second"}
 
 
 @needs_go

@@ -513,11 +513,18 @@ func init() {
 		return errors.Join(err, same(found, []string{"after"}))
 	}
 	scenarios["reconnect/gateway_drained"] = func(p *play) error {
-		px, sub, err := p.pair()
+		gaps := make(chan string, 8)
+		px, sub, err := p.pair(pixiu.OnGap(func(reason string) { gaps <- reason }))
 		if err != nil {
 			return err
 		}
-		return p.through(px, sub, func() error { return p.do("drain", "gateway", sub.Gateway()) }, true)
+		err = p.through(px, sub, func() error { return p.do("drain", "gateway", sub.Gateway()) }, true)
+		select {
+		case reason := <-gaps:
+			err = errors.Join(err, fmt.Errorf("a gap: %s", reason))
+		default:
+		}
+		return err
 	}
 	scenarios["reconnect/proxy_killed"] = func(p *play) error {
 		px, sub, err := p.pair()
