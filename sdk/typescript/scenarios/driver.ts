@@ -1,4 +1,4 @@
-/** Plays scenarios by their names: `node build/scenarios/driver.js TARGET`, lines on stdin and stdout. Source: tests/clients/scenarios.md. */
+/** Plays scenarios by their names: `node build/scenarios/driver.js TARGET`, lines on stdin and stdout. Source: sdk/scenarios.md. */
 
 import { createInterface } from "node:readline";
 import { HARM } from "./harm.js";

@@ -1,4 +1,4 @@
-/** What a scenario has: a cluster, numbers of its own, clients that end with it, and the harness. Source: tests/clients/scenarios.md. */
+/** What a scenario has: a cluster, numbers of its own, clients that end with it, and the harness. Source: sdk/scenarios.md. */
 
 import { createServer } from "node:net";
 import { connect, type Client, type ConnectOptions } from "../src/index.js";

@@ -71,7 +71,7 @@ export interface PageChannelMessage {
   text(): string;
   /** False: it was no longer the page's, and comes again. */
   ack(call?: CallOptions): Promise<boolean>;
-  /** Give it back; it comes again after a delay. */
+  /** Give it back; it comes again after a delay, in whole seconds. */
   nack(delayMs?: number, call?: CallOptions): Promise<boolean>;
 }
 
@@ -271,7 +271,7 @@ export class PageClient {
         yield {
           part, offset, attempts, key: key ?? undefined, headers, body, text: () => decoder.decode(body),
           ack: (options = {}) => report(JSON.stringify({ acks: [token] }), options),
-          nack: (delayMs = 0, options = {}) => report(JSON.stringify({ nacks: [{ token, delay_s: delayMs / 1000 }] }), options),
+          nack: (delayMs = 0, options = {}) => report(JSON.stringify({ nacks: [token], delay_s: Math.ceil(delayMs / 1000) }), options),
         };
       }
     }

@@ -94,7 +94,7 @@ export interface UserPresence {
   readonly online: boolean;
 }
 
-/** Connect to a cluster. `target`: `host:port,host:port` of some proxies; default: the environment's PIXIU_TARGET. */
+/** Connect to a cluster. `target`: `host:port,host:port` of some proxies, or `zk://host:port/root`; default: the environment's PIXIU_TARGET. */
 export async function connect(target?: string, options: ConnectOptions = {}): Promise<Client> {
   const client = new Client(target ?? process.env.PIXIU_TARGET ?? "", options);
   try {
@@ -134,7 +134,7 @@ export class Client implements AsyncDisposable {
 
   /** Use `connect`. Throws `InvalidArgument`, `ConfigurationError`. */
   constructor(target: string, given: ConnectOptions) {
-    const seeds = parseTarget(target);
+    const parsed = parseTarget(target);
     this.#given = given;
     this.options = optionsOf({ ...given });
     this.uin = uinOrService(given.uin ?? 0n);
@@ -144,7 +144,7 @@ export class Client implements AsyncDisposable {
     }
     this.#greeting = { uin: this.uin, client: this.name, device: deviceOf(given.device ?? 0n), deviceClass: given.deviceClass ?? "" };
     this.#channels = new Channels(given, given.token);
-    this.#directory = new Directory(seeds, this.options, this.#channels, (map) => { this.#onMap(map); });
+    this.#directory = new Directory(parsed, this.options, this.#channels, (map) => { this.#onMap(map); });
     const proxies = (): readonly string[] => this.#directory.map.proxies;
     this.#lease = new WorkerLease(this.name, this.options, this.#channels, proxies);
     this.#topicDirectory = new TopicDirectory(this.#channels, this.options, proxies);

@@ -1,9 +1,10 @@
-/** The cluster's proxies and gateways, asked of the proxies. Source: docs/write_a_client.md, "Connect". */
+/** The cluster's proxies and gateways, asked of the proxies; a registry names the first ones. Source: docs/write_a_client.md, "Connect". */
 
 import { status as Status } from "@grpc/grpc-js";
 import { Publisher, type ClusterReply } from "./gen/pixiu/wire/v1/wire_pb.js";
 import { Unreachable } from "./errors.js";
 import type { ClientOptions } from "./options.js";
+import { readProxies, type RegistryAddress } from "./registry.js";
 import { CallError, loginError, type Channels } from "./rpc/channels.js";
 import { Changes, now, sleep } from "./rpc/waiting.js";
 
@@ -24,22 +25,25 @@ export class Directory {
   map: ClusterMap;
   readonly #wanted = new Changes();
   readonly #ending = new AbortController();
+  #seeds: readonly string[];
   #hurry = false;
   #keeping: Promise<void> | undefined;
 
   constructor(
-    private readonly seeds: readonly string[],
+    private readonly target: readonly string[] | RegistryAddress,
     private readonly options: ClientOptions,
     private readonly channels: Channels,
     private readonly onChange: (map: ClusterMap) => void,
   ) {
-    this.map = { proxies: seeds, gateways: [] };
+    this.#seeds = "root" in target ? [] : target;
+    this.map = { proxies: this.#seeds, gateways: [] };
     this.#ending.signal.addEventListener("abort", () => { this.#wanted.notify(); });
   }
 
   /** Ask until a proxy answers. Rejects with `NotAuthenticated` at once, `Unreachable` after `connectTimeoutMs`. */
   async start(signal?: AbortSignal): Promise<void> {
     const deadline = now() + this.options.connectTimeoutMs;
+    await this.#readSeeds(signal);
     for (;;) {
       const failures = await this.#ask(deadline, signal);
       if (!failures) {
@@ -63,6 +67,13 @@ export class Directory {
       signal?.throwIfAborted();
     }
     this.#keeping = this.#keep();
+  }
+
+  /** Read the proxies from the registry, if the target names one. */
+  async #readSeeds(signal: AbortSignal | undefined): Promise<void> {
+    if ("root" in this.target) {
+      this.#seeds = await readProxies(this.target, this.options.connectTimeoutMs, signal);
+    }
   }
 
   /** Ask again soon, because something failed. */
@@ -89,6 +100,7 @@ export class Directory {
       this.#hurry = false;
       if (!signal.aborted && (await this.#ask(now() + FETCH_TIMEOUT_MS * MAX_TRIES, signal))) {
         this.#hurry = true;
+        await this.#readSeeds(signal).catch(() => undefined); // all proxies may have been replaced
       }
       await sleep(MIN_REFRESH_MS, signal);
     }
@@ -97,7 +109,7 @@ export class Directory {
   /** Ask in one round; undefined when a proxy answered, else why each did not. */
   async #ask(deadline: number, signal: AbortSignal | undefined): Promise<Map<string, CallError> | undefined> {
     const failures = new Map<string, CallError>();
-    for (const address of [...new Set([...this.map.proxies.slice(0, MAX_TRIES / 2), ...this.seeds])].slice(0, MAX_TRIES)) {
+    for (const address of [...new Set([...this.map.proxies.slice(0, MAX_TRIES / 2), ...this.#seeds])].slice(0, MAX_TRIES)) {
       const left = Math.max(deadline - now(), 1);
       try {
         this.#learn(await this.channels.unary(address, Publisher.method.cluster, {}, Math.min(left, FETCH_TIMEOUT_MS), signal));

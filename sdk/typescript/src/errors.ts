@@ -3,7 +3,7 @@
  *
  *     PixiuError
  *     ├── InvalidArgument, RecordTooLarge, IdReused, IdTooOld, NotConnected, NotAuthenticated, NotAllowed, …   change the call
- *     ├── RemoteError: Unavailable (Unreachable, NotSent, OutcomeUnknown), Dropped, Undelivered, Offline, …    the other side
+ *     ├── RemoteError: Unavailable (Unreachable, NotSent, …), Dropped, Undelivered, Offline, …    the other side
  *     ├── StorageError: DiskFull, StoreDamaged                                                                a disk
  *     └── LimitError: Overloaded (TopicAway), InboxFull, TooManyDevices                                       a bound
  *
@@ -109,6 +109,14 @@ export class Unavailable extends RemoteError {
 export class Unreachable extends Unavailable {
   static override readonly code = "UNREACHABLE";
 }
+/** ZooKeeper cannot be reached. */
+export class RegistryUnavailable extends Unavailable {
+  static override readonly code: string = "REGISTRY_UNAVAILABLE";
+}
+/** ZooKeeper does not let this client read. */
+export class RegistryDenied extends RegistryUnavailable {
+  static override readonly code = "REGISTRY_DENIED";
+}
 /** Certainly not sent: sending again delivers it once. */
 export class NotSent extends Unavailable {
   static override readonly code = "NOT_SENT";
@@ -202,7 +210,7 @@ const KINDS: ReadonlyMap<string, typeof PixiuError> = new Map(
   [
     ConfigurationError, InvalidArgument, RecordTooLarge, IdReused, IdTooOld, IdAhead, NotConnected, LoginReplaced, NotAuthenticated,
     NotAllowed, TooManyReceivers, UnknownDevice, UnknownTopic, TopicExists, TopicInUse, RemoteError, MalformedData, ChecksumWrong,
-    Unavailable, Unreachable, NotSent, OutcomeUnknown, NotServed, Dropped, Undelivered, Offline, WrongPartition, StaleWriter, NotLeader,
+    Unavailable, Unreachable, RegistryUnavailable, RegistryDenied, NotSent, OutcomeUnknown, NotServed, Dropped, Undelivered, Offline, WrongPartition, StaleWriter, NotLeader,
     TooFewInSync, StaleStream, Gone, Draining, StorageError, DiskFull, StoreDamaged, LimitError, Overloaded, TopicAway, TooManyDevices,
     InboxFull,
   ].map((kind) => [kind.code, kind]),

@@ -1,24 +1,25 @@
 /** Targets that a user may give to `connect`. */
 
 import { InvalidArgument } from "./errors.js";
+import { parseRegistry, type RegistryAddress } from "./registry.js";
 
 const MAX_ADDRESSES = 64;
 
 /**
- * Read a target: `host:port,host:port`, the gRPC addresses of some proxies. Any of them names all others.
+ * Read a target: `host:port,host:port`, the gRPC addresses of some proxies, any of which names all others; or `zk://host:port/root`.
  *
  * Throws `InvalidArgument` that names the wrong part.
  */
-export function parseTarget(target: string): string[] {
+export function parseTarget(target: string): string[] | RegistryAddress {
   if (target.startsWith("zk://") || target.startsWith("zks://")) {
-    throw new InvalidArgument("this SDK asks proxies, not ZooKeeper: give the gRPC address of one or more proxies, 'host:port,host:port'");
+    return parseRegistry(target);
   }
   if (target.includes("://")) {
-    throw new InvalidArgument(`the target '${target}' has an unknown scheme; write 'host:port,host:port'`);
+    throw new InvalidArgument(`the target '${target}' has an unknown scheme; write 'host:port,host:port' or 'zk://host:port/root'`);
   }
   const found = target.split(",").map((part) => part.trim()).filter((part) => part !== "");
   if (found.length === 0) {
-    throw new InvalidArgument(`the target '${target}' names no address; write 'host:port' or 'host:port,host:port'`);
+    throw new InvalidArgument(`the target '${target}' names no address; write 'host:port,host:port' or 'zk://host:port/root'`);
   }
   if (found.length > MAX_ADDRESSES) {
     throw new InvalidArgument(`the target names ${found.length} addresses; ${MAX_ADDRESSES} are enough, because the cluster reports the others`);

@@ -146,7 +146,8 @@ void test("IDs rise, also within a millisecond and when the clock goes back", ()
 
 void test("targets and IDs that are wrong are refused with a reason", () => {
   assert.deepEqual(parseTarget("a:1, [::1]:2"), ["a:1", "[::1]:2"]);
-  for (const target of ["", "host", "host:0", "http://x", "host:70000", "::1:80", "zk://h:1/r"]) {
+  assert.deepEqual(parseTarget("zk://a:1,b/r/s"), { hosts: [{ host: "a", port: 1 }, { host: "b", port: 2181 }], root: "/r/s" });
+  for (const target of ["", "host", "host:0", "http://x", "host:70000", "::1:80", "zk://", "zk://h:0/r", "zk://h//r", "zks://h/r"]) {
     assert.throws(() => parseTarget(target), InvalidArgument, target);
   }
   for (const room of [0, -1, 1.5, 2 ** 53, 1n << 62n]) {
