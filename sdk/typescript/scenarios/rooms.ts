@@ -91,11 +91,10 @@ export const ROOMS: Record<string, Scenario> = {
     const client = await play.connect();
     const subscription = await client.subscribe({ room: play.seed }).ready();
     const room = client.room(play.seed);
-    await room.send("first");
     const receipts = numbers(500).map((text) => room.sendSoon(text));
     await Promise.all(receipts.map((receipt) => receipt.confirmed()));
     await room.send("last");
-    same(texts(await upTo(subscription, "last")), ["first", ...numbers(500)], "messages");
+    same(texts(await upTo(subscription, "last")), numbers(500), "messages");
   },
   "publish/backpressure": async (play) => {
     const client = await play.connect({ queueBytes: 64 << 10 });

@@ -5,7 +5,7 @@ import { Level } from "./gen/pixiu/wire/v1/level_pb.js";
 import { Presence } from "./gen/pixiu/wire/v1/wire_pb.js";
 import { Directory, type ClusterMap } from "./directory.js";
 import {
-  Dropped, InvalidArgument, NotConnected, Overloaded, OutcomeUnknown, TooManyReceivers, Unavailable, type PixiuError,
+  Dropped, InvalidArgument, NotConnected, NotSent, Overloaded, OutcomeUnknown, PixiuError, TooManyReceivers, Unavailable,
 } from "./errors.js";
 import { loadHash, topicRoom } from "./hash.js";
 import { deviceOf, roomOf, uinOf, uinOrService, type Id } from "./ids.js";
@@ -128,6 +128,8 @@ export class Client implements AsyncDisposable {
   readonly #ending = new AbortController();
   readonly #lease: WorkerLease;
   #closing: Promise<void> | undefined;
+  /** Messages that were sent before there was a number for their IDs. */
+  readonly #early: { readonly draft: Draft; readonly receipt: Receipt }[] = [];
   #publisher: PublisherShell | undefined;
   #mails: MailShell | undefined;
   #signals: Signals | undefined;
@@ -307,6 +309,7 @@ export class Client implements AsyncDisposable {
 
   async #close(): Promise<void> {
     this.#ending.abort();
+    this.#failEarly(new NotSent("the client was closed before it was confirmed; it was not sent"));
     await Promise.all([...this.#connections].map((connection) => connection.close()));
     await Promise.all([...this.#users].map((user) => user.close()));
     await Promise.all([this.#publisher?.close(CLOSE_GRACE_MS), this.#mails?.close(CLOSE_GRACE_MS), this.#signals?.close(CLOSE_GRACE_MS)]);
@@ -341,6 +344,7 @@ export class Client implements AsyncDisposable {
     if (!this.#lease.usable()) {
       await this.#lease.ready(call.signal);
     }
+    this.#offerEarly();
     const id = this.#lease.next();
     const record = encode(draft, id, this.uin);
     const backoff = new Backoff(this.options.backoffMs, this.options.maxBackoffMs);
@@ -371,31 +375,56 @@ export class Client implements AsyncDisposable {
     await this.#publish().space(sizeOf(draft), signal);
     await this.#lease.ready(signal);
     this.#checkOpen();
-    return this.#offer(draft);
+    this.#offerEarly();
+    return this.#offer(draft, new Receipt());
   }
 
   /** Queue a draft now. Throws `Overloaded`. */
   submitSoon(draft: Draft): Receipt {
     this.#checkOpen();
-    this.#mayOffer(this.#publish(), sizeOf(draft));
-    return this.#offer(draft);
-  }
-
-  #offer(draft: Draft): Receipt {
+    const publisher = this.#publish();
+    if (this.#lease.usable()) {
+      this.#offerEarly();
+      if (!publisher.hasSpace(sizeOf(draft))) {
+        throw new Overloaded(`${publisher.core.unresolved} messages are not confirmed: await send, which waits for space`);
+      }
+      return this.#offer(draft, new Receipt());
+    }
+    const bytes = this.#early.reduce((sum, each) => sum + sizeOf(each.draft), sizeOf(draft));
+    if (this.#early.length > 0 && (this.#early.length >= this.options.queueRecords || bytes > this.options.queueBytes)) {
+      throw new Overloaded(`${this.#early.length} messages wait for a number for their IDs: await send, which waits for it`);
+    }
     const receipt = new Receipt();
-    receipt.id = this.#lease.next();
-    this.#publish().offer(new Ticket(encode(draft, receipt.id, this.uin), draft.key, draft.type < 64, receipt));
+    this.#early.push({ draft, receipt });
+    if (this.#early.length === 1) {
+      void this.#lease.ready().then(
+        () => { this.#offerEarly(); },
+        (error: unknown) => { this.#failEarly(error instanceof PixiuError ? error : new NotSent(String(error))); },
+      );
+    }
     return receipt;
   }
 
-  #mayOffer(shell: PublisherShell | MailShell, size: number): void {
-    if (!this.#lease.usable()) {
-      void this.#lease.ready().catch(() => undefined);
-      throw new Overloaded("no number for message IDs is held now: await a send or writer first");
+  /** Offer what was sent before there was a number for its ID, in the order of the calls. */
+  #offerEarly(): void {
+    for (const { draft, receipt } of this.closed ? [] : this.#early.splice(0)) {
+      this.#offer(draft, receipt);
     }
-    if (!shell.hasSpace(size)) {
-      throw new Overloaded(`${shell.core.unresolved} messages are not confirmed: await send, which waits for space`);
+  }
+
+  #failEarly(error: PixiuError): void {
+    for (const { receipt } of this.#early.splice(0)) {
+      receipt.settle({ code: error.code, text: error.message, retryAfterMs: error.retryAfterMs });
+      if (!receipt.awaited) {
+        this.#given.onFailure?.({ id: 0n, error });
+      }
     }
+  }
+
+  #offer(draft: Draft, receipt: Receipt): Receipt {
+    receipt.id = this.#lease.next();
+    this.#publish().offer(new Ticket(encode(draft, receipt.id, this.uin), draft.key, draft.type < 64, receipt));
+    return receipt;
   }
 
   /** Send a signal. */
@@ -537,7 +566,7 @@ export class Destination {
 
   /**
    * Queue a message now; messages to one destination leave in the order of the calls. `receipt.confirmed()` waits for the confirmation. Throws
-   * `Overloaded` when too much is unresolved, or before the first message of a client was sent by `send` or a writer.
+   * `Overloaded` when too much is unresolved.
    */
   sendSoon(body: Body, options: SendOptions = {}): Receipt {
     return this.client.submitSoon(this.draft(body, options));

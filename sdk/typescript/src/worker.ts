@@ -6,7 +6,7 @@
  */
 
 import { Publisher, type PublishReply, type PublishRequestSchema, type PublishReplySchema } from "./gen/pixiu/wire/v1/wire_pb.js";
-import { NotSent, type PixiuError } from "./errors.js";
+import { NotConnected, NotSent, type PixiuError } from "./errors.js";
 import { SnowflakeGenerator, WORKERS } from "./ids.js";
 import type { ClientOptions } from "./options.js";
 import { Backoff, Resting, retryAfter } from "./rpc/backoff.js";
@@ -62,6 +62,9 @@ export class WorkerLease {
     this.#login = undefined;
     const deadline = now() + this.options.publishTimeoutMs;
     while (!this.usable()) {
+      if (this.#ending.signal.aborted) {
+        throw new NotConnected("the client is closed: connect again");
+      }
       const late = (): Error =>
         new NotSent(
           `no proxy lent a worker number for message IDs within ${this.options.publishTimeoutMs / 1000} s (${this.#reason}); ` +
@@ -78,6 +81,7 @@ export class WorkerLease {
   async close(graceMs: number): Promise<void> {
     const stream = this.#stream;
     this.#ending.abort();
+    this.#changed.notify();
     if (stream && this.#generator.untilMs) {
       const lastUsedMs = Math.min(Math.max(this.#generator.lastUsedMs, this.#fromMs), this.#generator.untilMs - 1);
       stream.write({ lastUsedMs: BigInt(lastUsedMs) });
