@@ -37,7 +37,7 @@ export const ROOMS: Record<string, Scenario> = {
   },
   "connect/registry": async (play) => {
     if (!play.target.startsWith("zk://")) {
-      throw new Lacks("a registry that this SDK reads: the target names proxies, or asks for TLS and passwords");
+      throw new Lacks("targets of a registry by TLS, or the target is none of a registry");
     }
     const { cluster } = await play.connect();
     const one = (await play.connect({}, cluster.proxies[0])).cluster;

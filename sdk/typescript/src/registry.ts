@@ -1,6 +1,6 @@
 /**
  * Reads the proxies of a cluster from its registry in ZooKeeper: once when a client connects, and again when no proxy answers. Everything
- * else the client asks of proxies. Reading is all that it does, so three requests of ZooKeeper's protocol are enough.
+ * else the client asks of proxies. Reading is all that it does, so four requests of ZooKeeper's protocol are enough.
  *
  *     i32 size | connect: i32 0, i64 0, i32 time-out, i64 session, buffer password        | i32 time-out, …
  *     i32 size | i32 xid, i32 type (8 getChildren, 4 getData), string path, u8 watch      | i32 xid, i64 zxid, i32 error, body
@@ -8,8 +8,11 @@
  * Source: docs/registry.md; docs/protocol.md.
  */
 
+import { readFileSync, statSync } from "node:fs";
 import { connect, type Socket } from "node:net";
-import { InvalidArgument, RegistryDenied, RegistryUnavailable, Unreachable } from "./errors.js";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { ConfigurationError, InvalidArgument, RegistryDenied, RegistryUnavailable, Unreachable } from "./errors.js";
 import { deferred, within, type Deferred } from "./rpc/waiting.js";
 
 const DEFAULT_PORT = 2181;
@@ -20,6 +23,9 @@ const SESSION_MS = 10_000;
 const GET_DATA = 4;
 const GET_CHILDREN = 8;
 const CLOSE = -11;
+const AUTH = 100;
+const AUTH_XID = -4;
+const MAX_CREDENTIALS_BYTES = 65_536;
 const NO_NODE = -101;
 const DENIED: ReadonlySet<number> = new Set([-102, -115]);
 
@@ -63,6 +69,36 @@ const integers = (...values: number[]): Buffer => {
   return made;
 };
 
+/**
+ * Logins at the registry, `role:password` each: from the file that PIXIU_CLUSTER_REGISTRY_CREDENTIALS_FILE names, else from the one that an
+ * embedded ZooKeeper of the same user has left; none if there is no file. Throws `ConfigurationError`.
+ */
+function loginsOf({ hosts }: RegistryAddress): string[] {
+  const uid = process.getuid?.() ?? -1;
+  const runtime = process.env.XDG_RUNTIME_DIR;
+  const folder = runtime === undefined || runtime === "" ? join(tmpdir(), `pixiu-${uid}`) : join(runtime, "pixiu");
+  const named = process.env.PIXIU_CLUSTER_REGISTRY_CREDENTIALS_FILE ?? "";
+  const file = named || join(folder, `registry-${hosts.map(({ host, port }) => `${host}:${port}`).join()}`);
+  let found: string;
+  try {
+    const { mode, uid: owner } = statSync(file);
+    if (!named && owner !== uid) {
+      return [];
+    }
+    if (mode & 0o077) {
+      throw new ConfigurationError(`registry credentials ${file}: others may read or change it: chmod 600 ${file}`);
+    }
+    found = readFileSync(file, "utf8").slice(0, MAX_CREDENTIALS_BYTES);
+  } catch (error) {
+    if (!named && (error as { code?: string }).code === "ENOENT") {
+      return [];
+    }
+    throw error instanceof ConfigurationError ? error : new ConfigurationError(`registry credentials ${file}: cannot be read: ${(error as Error).message}`);
+  }
+  const lines = found.split("\n").map((line) => line.trim()).filter((line) => line !== "" && !line.startsWith("#"));
+  return lines.map((line) => line.replace(/\s+/, ":"));
+}
+
 /** One connection to one server. Replies come in the order of the requests. */
 class Session {
   readonly #waiting: Deferred<Buffer>[] = [];
@@ -100,8 +136,14 @@ class Session {
     return waiter.promise;
   }
 
-  async open(): Promise<void> {
+  async open(logins: readonly string[]): Promise<void> {
     await this.#ask(integers(0, 0, 0, SESSION_MS, 0, 0), text("\0".repeat(16)), Buffer.from([0]));
+    for (const login of logins) {
+      const reply = await this.#ask(integers(AUTH_XID, AUTH, 0), text("digest"), text(login));
+      if (reply.readInt32BE(12) !== 0) {
+        throw new RegistryDenied("ZooKeeper refused the login of this program");
+      }
+    }
   }
 
   /** The body of an answer; undefined: there is no such node. */
@@ -116,7 +158,7 @@ class Session {
       return undefined;
     }
     const kind = DENIED.has(error) ? RegistryDenied : RegistryUnavailable;
-    throw new kind(`ZooKeeper refused to read ${path} (${error}); a registry with passwords is for Python's SDK: give addresses of proxies`);
+    throw new kind(`ZooKeeper refused to read ${path} (${error}); name the file of its passwords in PIXIU_CLUSTER_REGISTRY_CREDENTIALS_FILE, or give addresses of proxies`);
   }
 
   close(): void {
@@ -144,8 +186,8 @@ function clientAddress(data: Buffer): string | undefined {
   }
 }
 
-async function proxiesOf(session: Session, root: string): Promise<string[]> {
-  await session.open();
+async function proxiesOf(session: Session, root: string, logins: readonly string[]): Promise<string[]> {
+  await session.open(logins);
   const listed = await session.read(GET_CHILDREN, `${root}/proxy`);
   const names: string[] = [];
   for (let at = 4, left = listed?.readInt32BE(0) ?? 0; listed && left > 0; left -= 1) {
@@ -166,16 +208,17 @@ async function proxiesOf(session: Session, root: string): Promise<string[]> {
 
 /**
  * Read the addresses of the Running proxies. Rejects with `RegistryUnavailable` when no server answers within `timeoutMs`, `RegistryDenied`
- * for one with passwords, and `Unreachable` when no proxy is registered.
+ * for one that refuses the login, and `Unreachable` when no proxy is registered.
  */
 export async function readProxies(address: RegistryAddress, timeoutMs: number, signal?: AbortSignal): Promise<string[]> {
+  const logins = loginsOf(address);
   const failures: string[] = [];
   for (const { host, port } of address.hosts) {
     const socket = connect({ host, port });
     const session = new Session(socket);
     try {
       const late = (): Error => new RegistryUnavailable("no answer in time");
-      const found = await within(proxiesOf(session, address.root), timeoutMs / address.hosts.length, late, signal);
+      const found = await within(proxiesOf(session, address.root, logins), timeoutMs / address.hosts.length, late, signal);
       if (found.length === 0) {
         throw new Unreachable(`ZooKeeper answers, but no Running proxy is registered below ${address.root}; start one, or check the root in the target`);
       }
