@@ -42,6 +42,9 @@ class Language:
 GO_DRIVER: Final = f"{BUILT}/scenarios-go"
 LANGUAGES: Final = {
     "go": Language(ROOT / "sdk/go", ("go", "build", "-o", GO_DRIVER, "./internal/scenarios"), (GO_DRIVER,)),
+    "typescript": Language(
+        ROOT / "sdk/typescript", ("npm", "run", "--silent", "build"), ("node", f"{ROOT}/sdk/typescript/build/scenarios/driver.js")
+    ),
 }
 
 
