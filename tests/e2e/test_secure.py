@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import tarfile
 import urllib.request
 from collections.abc import Iterator
 from functools import partial
@@ -188,6 +189,44 @@ def test_commands_need_a_certificate_that_may(cluster: LocalCluster, tmp_path: P
     logs = (cluster.folder / "run").glob("xiu-*/audit/refusals.log")
     audit = next(path for path in logs if "call_refused" in path.read_text())
     assert verify(audit).lines
+
+
+def test_a_support_bundle_has_no_secret_of_the_cluster(cluster: LocalCluster, tmp_path: Path) -> None:
+    data = cluster.folder / "run"
+    words = {
+        line.strip()
+        for folder in ("keys", "tls", "listeners", "secure")
+        for path in (data / folder).rglob("*")
+        if path.is_file() and path.name != "ca.pem"
+        for line in path.read_bytes().split(b"\n")
+    }
+    words |= {word for line in (data / "zookeeper/credentials").read_bytes().split(b"\n") for word in line.split()[1:]}
+    secrets = {word for word in words if len(word) >= 32 and b" " not in word}
+    assert len(secrets) > 20
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/told.log").write_bytes(b"\n".join([b"before", *sorted(secrets), token(cluster).encode(), b"after\n"]))
+    tables = {
+        "cluster": {"key_dir": data / "keys", "tls_dir": data / "tls", "registry_credentials_file": data / "zookeeper/credentials"},
+        "gateway": {"access_file": data / "secure/access.toml", "tls_certificate": data / "listeners/gateway.pem"},
+    }
+    lines = [line for name, table in tables.items() for line in (f"[{name}]", *(f'{key} = "{at}"' for key, at in table.items()))]
+    (tmp_path / "pixiu.toml").write_text("\n".join(lines))
+    made = run(
+        cluster, data / "tls", "operator", "support-bundle", "--out", str(tmp_path / "bundle.tar.gz"), "--json",
+        "--logs", str(tmp_path / "logs"), "--logs", str(data / "logs"), "--config", str(tmp_path / "pixiu.toml"),
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    with tarfile.open(tmp_path / "bundle.tar.gz") as archive:
+        files = {member.name: file.read() for member in archive if (file := archive.extractfile(member)) is not None}
+    everything = b"\n".join(files.values())
+    assert [secret[:8] for secret in secrets | {token(cluster).encode()} if secret in everything] == []
+    assert b"before" in files["pixiu-support/logs/told.log"]
+    assert b"after" in files["pixiu-support/logs/told.log"]
+    processes = cluster.status()["processes"]
+    assert sum(name.endswith("/health.json") for name in files) == len(processes)
+    assert json.loads(made.stdout)["silent"] == {}
+    assert any(b'"settings":' in data for name, data in files.items() if name.endswith("/health.json"))
+    assert sum(name.startswith("pixiu-support/logs/") for name in files) > len(processes)
 
 
 def test_inboxes_without_a_certificate_say_at_once_what_to_give(cluster: LocalCluster) -> None:

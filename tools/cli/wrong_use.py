@@ -8,7 +8,7 @@ from typing import Any, Final
 SERVERS: Final = frozenset((
     "acl", "add-replica", "audit", "bridge", "config", "console", "doctor", "double", "drain", "keys", "kick", "layout", "nsq",
     "nsq-proxy", "passwd", "pipeline", "pki", "promote", "registry", "remove-replica", "repair", "rolling-restart", "routes",
-    "token", "up", "zookeeper",
+    "support-bundle", "token", "up", "zookeeper",
 ))  # fmt: skip
 """Commands of other packages than `tools/`; most need what the extra `server` installs."""
 CLOSE: Final = 0.6
