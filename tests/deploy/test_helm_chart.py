@@ -201,16 +201,20 @@ def test_every_process_takes_its_configuration(rendered: Rendered, tmp_path: Pat
         for role in ROLES:
             issue(tmp_path / "ca", role, tmp_path / "tls")
         text = text.replace("/etc/pixiu/", f"{tmp_path}/")
-    (tmp_path / "pixiu.toml").write_text(text)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/pixiu.toml").write_text(text)
     for role, partition, each in rendered.processes():
         pod = each["spec"]["template"]["spec"]
         [container] = pod["containers"]
-        words = [word.replace("$(POD_IP)", "10.1.2.3") for word in container["args"]]
+        words = [word.replace("$(POD_IP)", "10.1.2.3").replace("$(POD_NAME)", "px-0") for word in container["args"]]
+        assert not [word for word in words if "$(" in word]
         name, *arguments = [word.replace("/etc/pixiu/", f"{tmp_path}/") for word in words]
         wanted = parse(role, options_of(role), arguments)
         _, options = load_options(role, options_of(role), wanted.config, {}, wanted.overrides, names_registry=True)
         assert (name, getattr(options, "partition", -1)) == (role, partition)
-        assert options.address_host == "10.1.2.3"
+        assert options.address_host == getattr(options, "mqtt_host", "10.1.2.3") == "10.1.2.3"
+        if isinstance(options, ClientListenerOptions):
+            assert options.client_address_host == "px-0.px.test.svc", "of the headless Service, which a certificate can name"
         keys = ("port", "http_port", "stream_port", "client_port", "mqtt_port", "websocket_port", "api_port")
         listening = {getattr(options, key) for key in keys if getattr(options, key, 0)}
         assert listening == {port["containerPort"] for port in container["ports"]}
@@ -222,7 +226,8 @@ def test_every_process_takes_its_configuration(rendered: Rendered, tmp_path: Pat
         assert pod["enableServiceLinks"] is False, "else PIXIU_BROKER_PORT of a Service would be an option"
         assert (pod["securityContext"]["runAsNonRoot"], container["securityContext"]["readOnlyRootFilesystem"]) == (True, True)
         mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert str(Path(options.data_dir).parent) in mounts
+        assert {str(Path(options.data_dir).parent), "/etc/pixiu/config"} <= mounts
+        assert not [mount for mount in container["volumeMounts"] if "subPath" in mount], "it would keep a file that was changed"
         assert ("/dev/shm" in mounts) == (role in ("xiu", "gateway"))
         claims = [claim["metadata"]["name"] for claim in each["spec"].get("volumeClaimTemplates", ())]
         volumes = [*(volume["name"] for volume in pod["volumes"]), *claims]

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from cluster.process.host import EXIT_ENVIRONMENT
 from cluster.settings.command import parse
 from cluster.settings.options import RoleOptions, load_options
 from node.options import load as load_node
-from pixiu.discovery.paths import ROLES
+from pixiu.discovery.paths import ROLES, START_ORDER
+from registry.layout_change import parse_wanted
 
 UNITS = Path(__file__).parents[2] / "deploy/systemd"
 ANALYZE = shutil.which("systemd-analyze")
@@ -74,6 +76,18 @@ def test_every_role_takes_what_its_unit_gives(role: str, tmp_path: Path) -> None
     wanted = parse(role, options_type, words)
     _, options = load_options(role, options_type, wanted.config, {}, wanted.overrides, names_registry=True)
     assert options.data_dir == str(tmp_path / f"pixiu/{role}")
+
+
+def test_the_guide_of_three_machines_starts_every_role_of_its_layout() -> None:
+    guide = (UNITS.parents[1] / "docs/deployment.md").read_text().replace("\\\n", " ")
+    section = guide[guide.index("## Three machines") : guide.index("## Containers")]
+    [started] = re.findall(r"systemctl enable --now pixiu.target (.*)", section)
+    [layout] = re.findall(r"pixiu layout set (.*)", section)
+    wanted = parse_wanted(layout.split())
+    assert [word.removeprefix("pixiu@") for word in started.split()] == [role for role in START_ORDER if role in wanted]
+    for machine in (1, 2, 3):
+        config = tomllib.loads((UNITS.parents[1] / f"examples/three_machines/machine{machine}.toml").read_text())
+        assert set(config) - {"cluster"} == set(wanted), "which its files have"
 
 
 def test_a_process_is_started_again_unless_its_configuration_is_wrong_and_has_time_to_drain() -> None:
