@@ -36,6 +36,7 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 _URL = re.compile(rb"([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@\"']+@")
+_KEY = re.compile(rb"[a-z]+(?:_[a-z]+)+")
 _PASSWORD_HASH = re.compile(rb"\$(?:argon2\w*|2[aby]|scrypt|pbkdf2\S*|5|6|7|y)\$[^\s\"']+")
 
 
@@ -93,7 +94,7 @@ def _words(data: bytes) -> Iterator[bytes]:
 
 def _looks_secret(word: bytes) -> bool:
     """False for ordinary words, paths and names of a file of rules, which are in logs as well."""
-    if word.startswith(b"-----") or b"/" in word[:1] or b"://" in word:
+    if word.startswith((b"-----", b"/")) or b"://" in word or _KEY.fullmatch(word):
         return False
     return len(word) >= 16 or (any(48 <= byte < 58 for byte in word) and any(byte >= 65 for byte in word))
 

@@ -16,6 +16,7 @@ KEPT = (
     b'{"event": "starting", "registry": "zk://10.0.0.1:2181/pubsub", "login": "used", "keys": "signs with 1, accepts 1"}\n',
     b'pixiu_gateway_connections_closed_total{reason="token",partition="-1"} 4\n',
     b"token_file = /etc/pixiu/token: cannot be read\n",
+    b'pixiu_gateway_refused_total{reason="sessions_per_address"} 3\n',
     b"the password is wrong, and the basic settings differ\n",
 )
 
@@ -56,7 +57,7 @@ def test_values_of_the_files_that_the_options_name_stand_nowhere(tmp_path: Path)
     words = {name: secrets.token_urlsafe(24) for name in ("registry", "users", "token")}
     (tmp_path / "logins").write_text(f"broker {words['registry']}\n")
     (tmp_path / "users").write_text(f"alice 7 {words['users']}\n")
-    (tmp_path / "access.toml").write_text('[password]\nfile = "users"\n')
+    (tmp_path / "access.toml").write_text('[password]\nfile = "users"\n[quota]\nsessions_per_address = 20000\n')
     (tmp_path / "token").write_text(words["token"])
     tables = [
         {"key_dir": str(tmp_path / "keys"), "tls_dir": "tls", "registry_credentials_file": "logins"},
