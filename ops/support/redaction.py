@@ -31,12 +31,13 @@ _PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?(?:-----END \1-----|\Z)", re
 _TOKEN = re.compile(rb"\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?")
 _BEARER = re.compile(rb"\b([Bb]earer|[Bb]asic)( +)[A-Za-z0-9+/=._~-]{12,}")
 _NAMED = re.compile(
-    rb"""((?:[A-Za-z_-]*(?:secret|passw(?:or)?d|token|authorization|api[_-]?key|private[_-]?key))["']?\s*[:=]\s*["']?)"""
+    rb"""((?<![/A-Za-z_-])(?:[A-Za-z_-]*(?:secret|passw(?:or)?d|token|authorization|api[_-]?key|private[_-]?key))["']?\s*[:=]\s*["']?)"""
     rb"""(?!\[redacted\])[^\s"',;}&\]]{3,}""",
     re.IGNORECASE,
 )
 _URL = re.compile(rb"([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@\"']+@")
-_KEY = re.compile(rb"[a-z]+(?:_[a-z]+)+")
+_KEY_OR_PATH = re.compile(rb"[a-z]+(?:_[a-z]+)+|(?:/[a-z0-9._-]+)+")
+"""In lower case alone, which no line of base64 is."""
 _PASSWORD_HASH = re.compile(rb"\$(?:argon2\w*|2[aby]|scrypt|pbkdf2\S*|5|6|7|y)\$[^\s\"']+")
 
 
@@ -94,7 +95,7 @@ def _words(data: bytes) -> Iterator[bytes]:
 
 def _looks_secret(word: bytes) -> bool:
     """False for ordinary words, paths and names of a file of rules, which are in logs as well."""
-    if word.startswith((b"-----", b"/")) or b"://" in word or _KEY.fullmatch(word):
+    if word.startswith(b"-----") or b"://" in word or _KEY_OR_PATH.fullmatch(word):
         return False
     return len(word) >= 16 or (any(48 <= byte < 58 for byte in word) and any(byte >= 65 for byte in word))
 
