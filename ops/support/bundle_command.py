@@ -29,6 +29,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from cluster.settings.fields import specs
 from cluster.settings.options import NODE, read_tables
 from ops.config_command import options_types
 from ops.doctor.doctor_command import read_machine
@@ -114,7 +115,7 @@ def support_bundle(
 
 def known_secrets(tables: Mapping[Path, Mapping[str, Any]]) -> frozenset[bytes]:
     """Return the secrets that this user can read: in files that the configuration and the environment name, and in variables."""
-    found = set()
+    found: set[bytes] = set()
     for path, content in tables.items():
         own = [table for table in content.values() if isinstance(table, dict)]
         found |= secrets_of(secret_files(own, path.parent))
@@ -190,7 +191,7 @@ async def _ask_all(view: View, bundle: Bundle) -> list[ProcessStatus]:
 
 def _redacted(content: Mapping[str, Any]) -> dict[str, Any]:
     types = options_types()
-    known = {name: list(options.__dataclass_fields__) for name, options in types.items()}
+    known = {name: list(specs(options)) for name, options in types.items()}
     every = sorted({key for keys in known.values() for key in keys} | {"roles"})
     for name in content:  # tables of a node and of one of its roles, such as [broker-1]
         known.setdefault(name, every if name == NODE or name.rpartition("-")[0] in known else [])

@@ -45,7 +45,7 @@ def secret_files(tables: Iterable[Mapping[str, Any]], base: Path) -> list[Path]:
     """Return the files of keys, certificates and logins that tables of options name, at most `MAX_SECRET_FILES`.
 
     base: the folder that relative paths are in. A folder stands for the files directly in it, an access file for those that it
-    names as well.
+    names and for the keys beside it, with which tokens are made, as well.
     """
     found: list[Path] = []
     for table in tables:
@@ -61,12 +61,13 @@ def secret_files(tables: Iterable[Mapping[str, Any]], base: Path) -> list[Path]:
 
 
 def _named_by(access: Path) -> list[Path]:
+    keys = [path for form in ("*.pem", "*.key") for path in sorted(access.parent.glob(form)) if path.is_file()]
     try:
         tables = tomllib.loads(access.read_text())
     except (OSError, ValueError):
-        return []
+        return keys
     values = [value for table in tables.values() if isinstance(table, dict) for value in table.values()]
-    return [path for value in values if isinstance(value, str) and value and (path := access.parent / value).is_file()]
+    return keys + [path for value in values if isinstance(value, str) and value and (path := access.parent / value).is_file()]
 
 
 def secrets_of(paths: Iterable[Path]) -> frozenset[bytes]:

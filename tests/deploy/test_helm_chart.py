@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from cluster.settings.command import parse

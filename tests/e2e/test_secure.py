@@ -207,7 +207,11 @@ def test_a_support_bundle_has_no_secret_of_the_cluster(cluster: LocalCluster, tm
     (tmp_path / "logs/told.log").write_bytes(b"\n".join([b"before", *sorted(secrets), token(cluster).encode(), b"after\n"]))
     tables = {
         "cluster": {"key_dir": data / "keys", "tls_dir": data / "tls", "registry_credentials_file": data / "zookeeper/credentials"},
-        "gateway": {"access_file": data / "secure/access.toml", "tls_certificate": data / "listeners/gateway.pem"},
+        **{
+            path.stem: {"access_file": data / "secure/access.toml", "tls_certificate": path}
+            for path in (data / "listeners").glob("*.pem")
+            if path.stem != "ca"
+        },
     }
     lines = [line for name, table in tables.items() for line in (f"[{name}]", *(f'{key} = "{at}"' for key, at in table.items()))]
     (tmp_path / "pixiu.toml").write_text("\n".join(lines))

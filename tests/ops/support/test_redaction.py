@@ -54,12 +54,13 @@ def test_values_of_the_files_that_the_options_name_stand_nowhere(tmp_path: Path)
     use_key(tmp_path / "keys")
     make_authority(tmp_path / "ca")
     issue(tmp_path / "ca", "broker", tmp_path / "tls")
-    words = {name: secrets.token_urlsafe(24) for name in ("registry", "users", "token")}
+    words = {name: secrets.token_urlsafe(24) for name in ("registry", "users", "token", "jwt")}
     (tmp_path / "logins").write_text(f"broker {words['registry']}\n")
     (tmp_path / "users").write_text(f"alice 7 {words['users']}\n")
     (tmp_path / "access.toml").write_text('[password]\nfile = "users"\n[quota]\nsessions_per_address = 20000\n')
     (tmp_path / "token").write_text(words["token"])
-    tables = [
+    (tmp_path / "jwt.pem").write_text(f"-----BEGIN PRIVATE KEY-----\n{words['jwt']}\n-----END PRIVATE KEY-----\n")
+    tables: list[dict[str, object]] = [
         {"key_dir": str(tmp_path / "keys"), "tls_dir": "tls", "registry_credentials_file": "logins"},
         {"access_file": "access.toml", "token_file": "token", "data_dir": "ca", "port": 7000},
     ]
