@@ -121,7 +121,7 @@ $(VENV)/.server: $(VENV)/bin/python setup.cfg pixiu/setup.cfg constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python setup.cfg pixiu/setup.cfg constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ./pixiu -e '.[server,onebox,spark,store,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ./pixiu -e '.[server,onebox,spark,connect,store,dev]'
 	@touch $@ $(VENV)/.server
 
 clean:

@@ -14,6 +14,8 @@ import os
 import sys
 from typing import Any
 
+from pipeline.folders import is_connect
+
 
 def register(spark: Any) -> None:
     """Make `format("pixiu")` known to a SparkSession, one of Spark Connect included; nothing else of the session changes.
@@ -32,11 +34,6 @@ def register(spark: Any) -> None:
         spark.dataSource.register(PixiuSource)
     finally:
         context.pythonExec = theirs
-
-
-def is_connect(spark: Any) -> bool:
-    """True for a session of Spark Connect, which has no JVM here."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 __all__ = ["register"]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from pipeline.folders import is_connect
 from pipeline.reading import problem_of, sentence_of, write_tables
 from pipeline.report import when
 from pipeline.session import open_session
@@ -36,7 +37,10 @@ EXIT_FOUND: Final = 1
 """The job ran, and found something."""
 LAST_BYTES: Final = 4096
 pipeline = typer.Typer(help="Run Spark jobs on what the cluster stores.", no_args_is_help=True)
-Master = Annotated[str, typer.Option("--master", help="Master of Spark [default: this machine].", metavar="URL")]
+Master = Annotated[
+    str,
+    typer.Option("--master", help="Master of Spark, or sc://… of Spark Connect [default: this machine].", metavar="URL"),
+]
 Out = Annotated[str, typer.Option("--out", help="Write all rows here as Parquet.", metavar="FOLDER")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write the report as one page.", metavar="FILE")]
 Run = Callable[[Any], tuple["Report", dict[str, Any]]]
@@ -92,7 +96,8 @@ def _silence(spark: Any) -> None:
     """Log nothing: errors become one sentence."""
     from pyspark.logger import PySparkLogger
 
-    spark.sparkContext.setLogLevel("OFF")
+    if not is_connect(spark):
+        spark.sparkContext.setLogLevel("OFF")
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
 

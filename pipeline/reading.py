@@ -77,19 +77,6 @@ def read_file(spark: Any, path: str, columns: tuple[str, ...]) -> Any:
     return found
 
 
-def names_in(spark: Any, folder: str) -> list[str]:
-    """List the names in a folder on any file system that Spark knows; empty if there is no folder."""
-    root = spark._jvm.org.apache.hadoop.fs.Path(folder)
-    system = root.getFileSystem(spark._jsc.hadoopConfiguration())
-    return [str(each.getPath().getName()) for each in system.listStatus(root)] if system.exists(root) else []
-
-
-def remove_folder(spark: Any, folder: str) -> None:
-    """Remove a folder and everything in it, on any file system that Spark knows."""
-    root = spark._jvm.org.apache.hadoop.fs.Path(folder)
-    root.getFileSystem(spark._jsc.hadoopConfiguration()).delete(root, True)
-
-
 def _unreadable(path: str, error: BaseException) -> InvalidArgument:
     return InvalidArgument(f"{path} cannot be read: {sentence_of(error)}")
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pipeline import register
 from pixiu.errors import ConfigurationError
@@ -65,8 +65,9 @@ def find_java() -> None:
 def open_session(
     name: str, master: str = "", memory: str = "1g", settings: Mapping[str, str] | None = None, *, brief: bool = False
 ) -> SparkSession:
-    """Open a session. `master` empty: spark-submit's, else this machine. `brief`: for a few seconds, in which good machine code
-    does not pay. If this process has a session, that one is returned, with `format("pixiu")` and otherwise as it is.
+    """Open a session. `master` empty: spark-submit's, else this machine; `sc://HOST:PORT`: a server of Spark Connect. `brief`: for
+    a few seconds, in which good machine code does not pay. If this process has a session, that one is returned, with
+    `format("pixiu")` and otherwise as it is.
 
     Raises ConfigurationError without PySpark or Java.
     """
@@ -79,12 +80,14 @@ def open_session(
     if there is not None:
         register(there)
         return there
+    builder = SparkSession.builder.appName(name).config(ZONE, "UTC")
+    if master.startswith("sc://"):
+        return _connected(builder, master, settings)
     find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the first python3 on the PATH
     here = str(Path(__file__).resolve().parent.parent)
     if here not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-    builder = SparkSession.builder.appName(name).config(ZONE, "UTC")
     if not master and "SPARK_ENV_LOADED" not in os.environ:
         master = DEFAULT_MASTER
     if master:
@@ -102,6 +105,16 @@ def open_session(
     if context.master.startswith("local") and not context.getConf().contains(SHUFFLE):
         # Spark's 200 are for clusters; AQE joins them in batches, but a stream has a task and a state store for each.
         spark.conf.set(SHUFFLE, context.defaultParallelism)
+    register(spark)
+    return spark
+
+
+def _connected(builder: Any, server: str, settings: Mapping[str, str] | None) -> SparkSession:
+    try:
+        spark: SparkSession = builder.remote(server).config(map=dict(settings or {})).getOrCreate()
+    except ImportError as missing:
+        said = str(missing).splitlines()[0]
+        raise ConfigurationError(f"{said}: pip install 'pixiu-cluster[spark,connect]'") from None
     register(spark)
     return spark
 

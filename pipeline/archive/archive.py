@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pipeline.archive.coverage import GIVEN_UP, NONE, Range, check_cluster, cluster_of, holes, reach
+from pipeline.folders import names_in
 from pipeline.queries import until_not_busy
-from pipeline.reading import microseconds, names_in, sentence_of
+from pipeline.reading import microseconds, sentence_of
 from pipeline.report import SHOWN_ROWS, Bars, Report, Section, section_of, when
 from pipeline.spark.offsets import Offsets, from_json, to_json
 from pipeline.spark.options import read_options

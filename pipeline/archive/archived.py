@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pipeline.folders import arrow_system
 from pixiu.errors import ConfigurationError, InvalidArgument, StoreDamaged
 from pixiu.wire.export_tables import MESSAGES, TABLES
 
@@ -60,15 +60,11 @@ def read_messages(path: str, msg_ids: Sequence[int]) -> pa.Table:
 
 def _system(path: str) -> tuple[FileSystem, str]:
     import pyarrow as pa
-    from pyarrow.fs import FileSystem, LocalFileSystem
 
-    if "://" not in path:
-        return LocalFileSystem(), str(Path(path).resolve())
     try:
-        system, root = FileSystem.from_uri(path)
+        return arrow_system(path)
     except (pa.ArrowInvalid, OSError, ImportError, ValueError) as error:
         raise InvalidArgument(f"{path} is not a folder that Arrow knows: {str(error).splitlines()[0]}") from None
-    return system, root.rstrip("/")
 
 
 def _batches(system: FileSystem, root: str, msg_ids: Sequence[int], path: str) -> list[int]:

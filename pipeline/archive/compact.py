@@ -30,7 +30,7 @@ from pipeline.archive.archive import (
     write_messages,
 )
 from pipeline.archive.coverage import Range
-from pipeline.reading import remove_folder
+from pipeline.folders import remove_folder
 from pipeline.report import Report, Section
 from pixiu.errors import StoreDamaged, Unavailable
 

@@ -5,6 +5,8 @@
 
     PATH/updates/batch=7/…     rows that the batch adds to windows
     PATH/merged/upto=6/…       the sum of all batches up to this one; `windows` adds the later ones
+    PATH/counts/batch=7/…      numbers of rows of the batches of this run: where the driver's process is not this one (Spark
+                               Connect) they could not come back otherwise
     PATH/options               definition of the windows, the same in every run
     PATH/_checkpoint           position at which the next run continues
 
@@ -23,8 +25,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pipeline.folders import names_in, remove_folder
 from pipeline.queries import run_to_end
-from pipeline.reading import microseconds, names_in, remove_folder, sentence_of
+from pipeline.reading import microseconds, sentence_of
 from pipeline.report import Report, section_of, series_of
 from pixiu.errors import InvalidArgument
 
@@ -37,6 +40,7 @@ STORED: Final = "_stored_at"
 """Column with the time at which the cluster stored a row."""
 LATE_S, AHEAD_S = 3600, 300
 """A row is late whose time is so long before it was stored, and ahead if it is so long after."""
+COUNTS: Final = ("rows", "malformed", "late", "ahead")
 MERGE_AT: Final = 16
 FIRST_TIME, LAST_TIME = "0001-01-02 00:00:00", "9999-12-30 00:00:00"
 """Range that Python can show in any time zone."""
@@ -207,14 +211,24 @@ def keep_options(spark: Any, options: IngestOptions) -> None:
     frame.coalesce(1).write.mode("overwrite").text(folder)
 
 
-def counts_of(rows: Any, options: IngestOptions) -> tuple[int, int, int, int]:
-    """The numbers of parsed rows: all, malformed, late, ahead."""
+def counts_of(rows: Any, options: IngestOptions) -> Any:
+    """The numbers of parsed rows, as a DataFrame of one row: all, malformed, late, ahead."""
     from pyspark.sql import functions as f
 
     behind = f.unix_micros(STORED) - f.unix_micros(options.time)
     late, ahead = f.count_if(behind > LATE_S * 1_000_000), f.count_if(behind < -AHEAD_S * 1_000_000)
-    found = rows.agg(f.count(f.lit(1)), f.count_if(f.col(options.time).isNull()), late, ahead).first()
-    return found[0], found[1], found[2], found[3]
+    wanted = f.count(f.lit(1)), f.count_if(f.col(options.time).isNull()), late, ahead
+    return rows.agg(*(each.alias(name) for each, name in zip(wanted, COUNTS, strict=True)))
+
+
+def _counted(spark: Any, path: str) -> list[int]:
+    """The sums of what `counts_of` found in the batches of this run."""
+    from pyspark.sql import functions as f
+
+    if not names_in(spark, f"{path}/counts"):
+        return [0] * len(COUNTS)
+    found = spark.read.schema(", ".join(f"{name} long" for name in COUNTS)).json(f"{path}/counts")
+    return list(found.agg(*(f.sum(name) for name in COUNTS)).first())
 
 
 def source_of(spark: Any, options: IngestOptions) -> Any:
@@ -242,22 +256,22 @@ def run(spark: Any, options: IngestOptions) -> tuple[Report, dict[str, Any]]:
     except Exception as error:
         raise InvalidArgument(f"--fields, --time, --keys, --values or --window: {sentence_of(error)}") from None
     keep_options(spark, options)
-    counts: dict[int, tuple[int, int, int, int]] = {}
+    remove_folder(spark, f"{options.path}/counts")
 
     def write(frame: Any, batch_id: int) -> None:
         rows = parsed(frame, options).persist()
         try:
             timed = rows.where(f.col(options.time).isNotNull())
-            with microseconds(spark):
+            with microseconds(frame.sparkSession):
                 in_windows(timed, options).write.mode("overwrite").parquet(f"{options.path}/updates/batch={batch_id}")
-            counts[batch_id] = counts_of(rows, options)
+            counts_of(rows, options).write.mode("overwrite").json(f"{options.path}/counts/batch={batch_id}")
         finally:
             rows.unpersist()
 
     stream = raw.writeStream.foreachBatch(write).option("checkpointLocation", f"{options.path}/_checkpoint")
     run_to_end(stream.trigger(availableNow=True).start)
     merge_batches(spark, options)
-    rows, malformed, late, ahead = (sum(each[place] for each in counts.values()) for place in range(4))
+    rows, malformed, late, ahead = _counted(spark, options.path)
     read = {"topic": options.topic, "messages": rows} if options.topic else {"users": options.users, "mails": rows}
     report = Report("Ingest", read | {"malformed": malformed, "late": late, "ahead": ahead, "window": options.window})
     table = windows(spark, options.path, options.keys).orderBy("begin", *options.keys)

@@ -21,9 +21,10 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pipeline.folders import names_in
 from pipeline.jobs.audit import acknowledged
 from pipeline.queries import until_not_busy
-from pipeline.reading import microseconds, names_in, read
+from pipeline.reading import microseconds, read
 from pipeline.report import Report, section_of, series_of, when
 
 ENTRY: Final = ["uin", "lane", "inbox_seq"]

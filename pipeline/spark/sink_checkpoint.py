@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import logging
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from pipeline.folders import arrow_system
 from pixiu.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
 
 NAME: Final = "pixiu_cluster"
 MAX_BYTES: Final = 64
@@ -27,7 +24,7 @@ def read_cluster(checkpoint: str) -> str:
     """Read the cluster of a checkpoint; empty: there is none, or Arrow cannot read it. Raises InvalidArgument for a malformed
     file."""
     try:
-        system, root = _system(checkpoint)
+        system, root = arrow_system(checkpoint)
         with system.open_input_stream(f"{root}/{NAME}") as stream:
             found = str(stream.read(MAX_BYTES), errors="replace").strip()
     except FileNotFoundError:
@@ -45,18 +42,9 @@ def read_cluster(checkpoint: str) -> str:
 def write_cluster(checkpoint: str, cluster: str) -> None:
     """Write the cluster, if there is none yet; whole or not at all."""
     try:
-        system, root = _system(checkpoint)
+        system, root = arrow_system(checkpoint)
         with system.open_output_stream(f"{root}/{NAME}.new") as stream:
             stream.write(f"{cluster}\n".encode())
         system.move(f"{root}/{NAME}.new", f"{root}/{NAME}")
     except (OSError, ValueError, ImportError) as error:
         LOG.warning("the cluster is not noted in %s: %s", checkpoint, str(error).split("\n", 1)[0])
-
-
-def _system(checkpoint: str) -> tuple[FileSystem, str]:
-    from pyarrow.fs import FileSystem, LocalFileSystem
-
-    if "://" not in checkpoint and not checkpoint.startswith("file:"):
-        return LocalFileSystem(), str(Path(checkpoint).resolve())
-    system, root = FileSystem.from_uri(checkpoint)
-    return system, root.rstrip("/")

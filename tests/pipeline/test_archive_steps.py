@@ -11,7 +11,19 @@ import pytest
 
 from pipeline.archive.archive import ArchiveOptions, Summary, archive_new, rows_for
 from pipeline.archive.compact import Batch, joined, plan
-from pipeline.archive.coverage import GIVEN_UP, MISSING, TWICE, Hole, Range, check_cluster, cluster_of, covered, holes, reach
+from pipeline.archive.coverage import (
+    GIVEN_UP,
+    MISSING,
+    TWICE,
+    Hole,
+    Range,
+    batches_between,
+    check_cluster,
+    cluster_of,
+    covered,
+    holes,
+    reach,
+)
 from pipeline.spark.offsets import Offsets
 from pixiu.errors import Gone, InvalidArgument, Unavailable
 from tests.pipeline.test_planning import HERE, Cluster, cluster, stream
@@ -196,6 +208,7 @@ def test_every_batch_that_is_missing_is_a_hole_but_the_newest() -> None:
     assert without(3) == []
     assert holes([*batches[0], Range(9, 0, 5, 12, -1, HERE)]) == [Hole(0, 5, 10, TWICE)]
     every = [each for of in batches for each in of]
+    assert (batches_between(every, 0, 7, 20), batches_between(every, 1, 5, 8)) == ({1, 2}, {4}), "what retention reads again"
     assert (covered(every, 0, 7), covered(every, 1, 2), covered(every, 1, 5), covered(every, 2, 3)) == (1 << 33, 4, 5, 3)
 
 

@@ -438,8 +438,14 @@ class TestOnACluster:
         report, _ = archive.run(spark, options)
         assert (report.facts["messages"], report.facts["batches_written"], report.findings) == (total, 2, 0)
         more = store.send(store.users(1), [b"more"] * 10)
+        aside = tmp_path / "aside"
+        old = next(Path(options.path).glob("messages/*/*/*.parquet"))
+        shutil.move(old, aside)
         report, _ = archive.run(spark, options)
         assert (report.facts["messages"], report.facts["batches_written"]) == (total + 10, 1)
+        assert report.findings == 0, "a run reads what it wrote, and not what was there"
+        assert archive.verify(spark, options.path).findings > 0
+        shutil.move(aside, old)
         found = archive.read_archive(spark, options.path)
         stored = batch(spark, store)
         assert found.select(*stored.columns).exceptAll(stored).count() == 0
@@ -538,7 +544,7 @@ class TestOnACluster:
         parts = ingest.in_windows(ahead, options).unionByName(ingest.in_windows(late, options))
         rows = {(row.device, row.rows) for row in ingest.merged(parts, ("device",)).collect()}
         assert rows == {("ahead", 1), ("late", 500), ("late", 1)}
-        counted = [ingest.counts_of(each, options) for each in (ahead, late, batch(*wrong))]
+        counted = [tuple(ingest.counts_of(each, options).first()) for each in (ahead, late, batch(*wrong))]
         assert counted == [(1, 0, 0, 1), (501, 0, 500, 0), (len(wrong), len(wrong), 0, 0)]
 
     def test_commands(self, spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,26 @@ def read(monkeypatch: pytest.MonkeyPatch, turns: Turns) -> float:
     return turns.now
 
 
+def test_a_hold_is_an_error_where_no_replica_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else retention could trim what a reader needs, and nobody would know."""
+    taking: set[str] = set()
+
+    class Stub:
+        def __init__(self, address: str) -> None:
+            self.address = address
+
+        def Hold(self, request: export_pb2.HoldRequest, timeout: float) -> None:
+            if self.address not in taking:
+                raise Refused
+
+    found = Replicas("127.0.0.1:1", "xiu", {0: ("a", "b")})
+    monkeypatch.setattr(found, "_stub", Stub)
+    with pytest.raises(Overloaded):
+        found.hold(0, "b", 7)
+    taking.add("b")
+    found.hold(0, "b", 7)
+
+
 def test_a_task_waits_for_its_turn_longer_than_it_looks_for_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 900 <= read(monkeypatch, Turns(900.0)) < 910
     with pytest.raises(PixiuError, match="16 readers export from this replica already") as refused:

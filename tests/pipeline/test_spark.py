@@ -183,12 +183,16 @@ def test_a_table_of_the_catalog_needs_its_options_at_each_use(spark: Any, store:
     (uin,) = store.users(1)
     store.send([uin], [b"x"] * 5)
     spark.sql(f"create table mails using pixiu options (target '{store.target}')")
+    spark.sql("create table bodies (key bigint, body binary) using pixiu")
     try:
+        rows = spark.sql(f"select * from bodies with ('target' = '{store.target}', 'users' = '{uin}')").collect()
+        assert [(row.key, bytes(row.body)) for row in rows] == [(uin, b"x")] * 5
         assert spark.sql(f"select * from mails with ('target' = '{store.target}', 'users' = '{uin}')").count() == 5
         with pytest.raises(Exception, match="option target is missing"):
             spark.sql("select * from mails").count()
     finally:
-        spark.sql("drop table mails")
+        for table in ("mails", "bodies"):
+            spark.sql(f"drop table {table}")
 
 
 def test_pis_tables(spark: Any, store: Store) -> None:
