@@ -5,8 +5,10 @@ Source: docs/pipeline.md (flags; workers that use this Python).
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
+import socket
 import stat
 import sys
 import tempfile
@@ -14,9 +16,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from pipeline import register
-from pixiu.errors import ConfigurationError
+from pixiu.errors import ConfigurationError, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +37,10 @@ JAVA: Final = "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 fill: then Java stops compiling."""
 BRIEF: Final = "-XX:TieredStopAtLevel=1"
 """Without the second compiler: half the CPU for a job of a few seconds, but more for a long one."""
+CONNECT: Final = ("google.rpc", "grpc_status", "pandas", "zstandard")
+"""Packages that a client of Spark Connect imports."""
+CONNECT_PORT: Final = 15002
+CONNECT_S: Final = 10.0
 ZONE: Final = "spark.sql.session.timeZone"
 SHUFFLE: Final = "spark.sql.shuffle.partitions"
 SHIM: Final = """#!/bin/sh
@@ -69,7 +76,7 @@ def open_session(
     a few seconds, in which good machine code does not pay. If this process has a session, that one is returned, with
     `format("pixiu")` and otherwise as it is.
 
-    Raises ConfigurationError without PySpark or Java.
+    Raises ConfigurationError without PySpark or Java, Unavailable where no server of Spark Connect listens.
     """
     try:
         import pyarrow  # noqa: F401
@@ -110,13 +117,28 @@ def open_session(
 
 
 def _connected(builder: Any, server: str, settings: Mapping[str, str] | None) -> SparkSession:
-    try:
-        spark: SparkSession = builder.remote(server).config(map=dict(settings or {})).getOrCreate()
-    except ImportError as missing:
-        said = str(missing).splitlines()[0]
-        raise ConfigurationError(f"{said}: pip install 'pixiu-cluster[spark,connect]'") from None
+    for package in CONNECT:
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise ConfigurationError(f"{package} is not installed: pip install 'pixiu-cluster[spark,connect]'") from None
+    _check_listens(server)
+    spark: SparkSession = builder.remote(server).config(map=dict(settings or {})).getOrCreate()
     register(spark)
     return spark
+
+
+def _check_listens(server: str) -> None:
+    """Raise at once where nobody listens: the client would try for ten minutes."""
+    try:
+        parts = urlsplit(server)
+        host, port = parts.hostname or "", parts.port or CONNECT_PORT
+    except ValueError:
+        raise ConfigurationError("the address of a server of Spark Connect is sc://HOST:PORT") from None
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except OSError as error:
+        raise Unavailable(f"no server of Spark Connect answers at {host}:{port}: {error.strerror or error}") from None
 
 
 @contextmanager

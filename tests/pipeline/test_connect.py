@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from pipeline import session
+from pixiu.errors import ConfigurationError, Unavailable
 from tests.pipeline.conftest import Store
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -21,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
 @pytest.fixture
 def server(spark: Any) -> Iterator[str]:
     """The URL of a server of Spark Connect in the JVM of the tests' session."""
-    for package in ("google.rpc", "grpc_status", "pandas", "zstandard"):
+    for package in session.CONNECT:
         pytest.importorskip(package, reason="pip install 'pixiu-cluster[connect]'")
     service = getattr(getattr(spark._jvm.org.apache.spark.sql.connect.service, "SparkConnectService$"), "MODULE$")
     settings = spark.sparkContext._conf._jconf
@@ -32,6 +34,20 @@ def server(spark: Any) -> Iterator[str]:
         yield f"sc://127.0.0.1:{service.localPort()}"
     finally:
         service.stop(nothing, nothing)
+
+
+def test_a_server_that_is_not_there_and_a_package_that_is_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql import SparkSession
+
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)  # as in a process that has just begun
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ConfigurationError, match=r"is not installed: pip install 'pixiu-cluster\[spark,connect\]'"):
+        session.open_session("tests", "sc://127.0.0.1:1")
+    monkeypatch.setattr(session, "CONNECT", ())
+    with pytest.raises(Unavailable, match=r"no server of Spark Connect answers at 127\.0\.0\.1:1: Connection refused"):
+        session.open_session("tests", "sc://127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match="is sc://HOST:PORT"):
+        session.open_session("tests", "sc://127.0.0.1:x")
 
 
 def test_a_client_without_a_jvm_does_what_a_session_does(server: str, store: Store, tmp_path: Path) -> None:
