@@ -63,6 +63,11 @@ class Store:
     def target(self) -> str:
         return self.cluster.target
 
+    @property
+    def routes(self) -> Path:
+        """The file of routes that the proxies read."""
+        return self.cluster.folder / "routes.toml"
+
     def users(self, count: int) -> list[int]:
         """Users nobody has written to."""
         self.next_user += count
@@ -95,6 +100,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     folder: Path = tmp_path_factory.mktemp("pipeline")
     settings = ["--set", f"xiu.table_dir={folder}", "--set", "xiu.table_mb=16", "--set", "xiu.export_share=1.0"]
     settings += ["--set", "topic.store_idle_s=0.2", "--set", "topic.flush_interval_s=0.2"]
+    (folder / "routes.toml").touch()
+    settings += ["--set", f"proxy.routes={folder / 'routes.toml'}"]
     with running_cluster(folder, *SMALL, *STORES, *settings) as cluster:
         cluster.wait_healthy()
         yield Store(cluster)

@@ -21,6 +21,7 @@ from pixiu.ids import topic_room, uin_of_name
 from pixiu.wire.record import STAMP, Flag
 from tests.pipeline.conftest import Store
 from tests.support.cluster import wait_for
+from tests.support.telemetry import record
 
 PROJECT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -384,8 +385,10 @@ def test_the_examples_of_the_docs(spark: Any, store: Store, tmp_path: Path) -> N
 
 
 def test_the_tutorial(spark: Any, store: Store, tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (PROJECT / "docs" / "tutorial_spark.md").read_text(), re.DOTALL)
-    assert store.cluster.pixiu("topic create", "telemetry").returncode == 0
+    page = (PROJECT / "docs" / "tutorial_spark.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (words,) = re.findall(r"^pixiu pipeline record (\S+) --topic (\S+) --only$", page, re.MULTILINE)
+    record(store.cluster, *words, store.routes)
     names: dict[str, Any] = {}
     for block in blocks:
         text = block.replace("zk://127.0.0.1:2181/pubsub", store.target).replace("/tmp/tutorial", str(tmp_path))
@@ -394,12 +397,11 @@ def test_the_tutorial(spark: Any, store: Store, tmp_path: Path) -> None:
                 lambda: batch(spark, store, table="acknowledgements", users="9001").where("up_to + map <> 0").count(), "a cursor"
             )
         until_not_busy(partial(exec, text, names))
-    assert {(row.sensor, row.readings) for row in names["result"].collect()} == {("sensors/hall", 70), ("sensors/kitchen", 70)}
-    page = (tmp_path / "alarms.html").read_text()
-    assert "sensors/kitchen" in page
+    assert {(row.sensor, row.readings) for row in names["result"].collect()} == {("room/4201", 70), ("room/4202", 70)}
+    assert "room/4202" in (tmp_path / "alarms.html").read_text()
     alarms = {row.sensor: (row.alarms, row.acknowledged) for row in names["rows"]}
-    assert alarms["sensors/hall"] == (20, 0)
-    assert alarms["sensors/kitchen"] == (30, 30)
+    assert alarms["room/4201"] == (20, 0)
+    assert alarms["room/4202"] == (30, 30)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ from tests.support.telemetry import (
     disordered,
     expected,
     made,
+    publish,
     record,
     windows_of,
     with_broken,
+    with_clocks,
 )
-
-DAY_MS = 86_400_000
 
 
 def test_rows_that_are_delayed_are_all_there() -> None:
@@ -47,30 +48,23 @@ def test_windows_of_a_topic_are_those_of_a_batch(spark: Any, store: Store, tmp_p
 
     monkeypatch.setattr(ingest, "MERGE_AT", 2)
     (port,) = store.cluster.mqtt_ports()
-
-    async def create() -> None:
-        async with pixiu.connect(store.target) as px:
-            await px.topics.create("sensors", parts=2)
-
-    asyncio.run(create())
-    now_ms = time.time_ns() // 1_000_000
-    readings = disordered(made(900))
-    fresh = [Reading(now_ms - number, "device-0", "50.5", "20.1") for number in range(7)]
-    wrong_clock = [Reading(now_ms + 30 * DAY_MS + number, "device-2", "1.25", "9.9") for number in range(5)]
-    steps = [readings[:400], [*wrong_clock, *readings[400:600]], [*fresh, *readings[600:]]]
+    record(store.cluster, "telemetry/#", "sensors", store.routes)
+    readings, fresh, ahead = with_clocks(disordered(made(900)), time.time_ns() // 1_000_000, every=130)
+    assert len(fresh) == len(ahead) == 7
+    steps = [readings[:400], readings[400:600], readings[600:]]
     options = ingest.IngestOptions(
         store.target, str(tmp_path / "in"), "", FIELDS, "ts_ms", ("device",), VALUES, topic="sensors", rows_per_batch=300
     )  # fmt: skip
     so_far: list[Reading] = []
     for step in steps:
         bodies = with_broken(step, every=30)
-        asyncio.run(record(store.target, port, "sensors", bodies))
+        asyncio.run(publish(port, bodies))
         so_far += step
         report, tables = ingest.run(spark, options)
-        broken, ahead = len(bodies) - len(step), sum(each in wrong_clock for each in step)
-        late = sum(each in readings for each in step)
+        of_step = Counter("fresh" if each in fresh else "ahead" if each in ahead else "late" for each in step)
         facts = report.facts
-        assert (facts["messages"], facts["malformed"], facts["late"], facts["ahead"]) == (len(bodies), broken, late, ahead)
+        assert (facts["messages"], facts["malformed"]) == (len(bodies), len(bodies) - len(step))
+        assert (facts["late"], facts["ahead"]) == (of_step["late"], of_step["ahead"])
         assert facts["rows_in_windows"] == len(so_far)
         found = windows_of(tables["windows"].selectExpr(*SELECTED).collect())
         assert found == expected(so_far, 60_000)

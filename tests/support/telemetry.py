@@ -1,21 +1,20 @@
-"""Telemetry of devices: published by MQTT, recorded in a durable topic, and summed up in windows without Spark."""
+"""Telemetry of devices: published by MQTT, recorded in a durable topic by a route, and summed up in windows without Spark."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import csv
 import gzip
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
-import pixiu
-from tests.support.waiting import WAIT_S, until
+from tests.support.cluster import LocalCluster, wait_for
 from tools.load.mqtt import MQTTClient
 
 FIELDS: Final = "ts_ms timestamp, device string, humidity decimal(18,6), temp decimal(18,6)"
@@ -29,10 +28,9 @@ BROKEN: Final = (
     b'{"ts_ms": 1594598424502, "device": "a", "te',
     b"[]",
 )
-UNRECORDED: Final = 800
-"""Messages that are published and not yet recorded, at most, but for `UNANSWERED`."""
 UNANSWERED: Final = 200
-"""Messages that a device has published and not yet got an answer for, at most."""
+"""Messages that are published and not yet answered, at most."""
+MONTH_MS: Final = 30 * 86_400_000
 Windows = dict[tuple[int, str], tuple[int, *tuple[Decimal, ...]]]
 """Begin in Unix milliseconds and device → rows, and of each value least, most and sum."""
 
@@ -95,73 +93,44 @@ SELECTED: Final = (
 )  # fmt: skip
 
 
-@contextlib.asynccontextmanager
-async def recording(target: str, port: int, pattern: str, topic: str) -> AsyncIterator[Callable[[], int]]:
-    """Store what is published to an MQTT topic pattern in a durable topic; yield the number of what is stored.
+def record(cluster: LocalCluster, pattern: str, topic: str, file: Path) -> None:
+    """Have a route made by `pixiu pipeline record`, and wait until the proxies use it. `file`: that of `proxy.routes`."""
+    made = cluster.pixiu("pipeline record", pattern, "--topic", topic, "--file", str(file), "--only", "--json")
+    assert made.returncode == 0, made.stderr
+    name = json.loads(made.stdout)["route"]
 
-    A subscriber that writes the topic. Where a proxy routes rooms to topics, this function makes the route instead, and all else
-    here stays as it is.
-    """
-    stored = 0
-    came: asyncio.Queue[bytes | None] = asyncio.Queue()
-    subscriber = MQTTClient("127.0.0.1", port, f"recorder-{topic}", on_message=lambda _, body: came.put_nowait(bytes(body)))
-    async with pixiu.connect(target) as px, px.durable_topic(topic).writer() as writer:
+    def used() -> bool:
+        routes = cluster.pixiu("routes status", "--json").stdout
+        return any(each["name"] == name and not each["why"] for each in json.loads(routes or "[]"))
 
-        async def write() -> None:
-            nonlocal stored
-            while (body := await came.get()) is not None:
-                batch = [body]
-                ended = False
-                while not came.empty():
-                    following = came.get_nowait()
-                    if following is None:
-                        ended = True
-                        break
-                    batch.append(following)
-                for each in batch:
-                    await writer.send(each)
-                await writer.wait_finished()
-                stored += len(batch)
-                if ended:
-                    return
-
-        await subscriber.connect()
-        await subscriber.subscribe([pattern], qos=1)
-        writing = asyncio.create_task(write())
-        try:
-            yield lambda: stored
-        finally:
-            await subscriber.close()
-            came.put_nowait(None)
-            await writing
+    wait_for(used, f"route {name} in the proxies")
 
 
-async def publish(port: int, messages: Sequence[tuple[str, bytes]], stored: Callable[[], int]) -> None:
-    """Publish by MQTT at QoS 1, each device on its own connection, in order; no faster than it is recorded, because a gateway ends
-    the connection of a subscriber that falls too far behind."""
+async def publish(port: int, messages: Sequence[tuple[str, bytes]]) -> None:
+    """Publish bodies by device, by MQTT at QoS 1, each device on its own connection, in order. Returns once all are acknowledged:
+    with a route that is when they are stored."""
     devices = {name: MQTTClient("127.0.0.1", port, name) for name in sorted({name for name, _ in messages})}
     await asyncio.gather(*(client.connect() for client in devices.values()))
-    waiting: list[asyncio.Future[list[int]]] = []
-    for number, (name, body) in enumerate(messages):
+    waiting: deque[asyncio.Future[list[int]]] = deque()
+    for name, body in messages:
         waiting.append(devices[name].publish_with_ack(f"telemetry/{name}", body))
         if len(waiting) == UNANSWERED:
-            await asyncio.gather(*waiting)
-            waiting.clear()
-            least = number - UNRECORDED
-            await until(lambda: stored() >= least, lambda: f"{stored()} of {number} are stored")  # noqa: B023
+            await waiting.popleft()
     await asyncio.gather(*waiting)
     await asyncio.gather(*(client.close() for client in devices.values()))
 
 
-async def record(target: str, port: int, topic: str, bodies: Sequence[tuple[str, bytes]]) -> None:
-    """Publish bodies by device, and wait until all of them are in the topic."""
-    async with recording(target, port, "telemetry/#", topic) as stored:
-        await publish(port, bodies, stored)
-
-        def missing() -> int:
-            return len(bodies) - stored()
-
-        await until(lambda: not missing(), lambda: f"{missing()} of {len(bodies)} are missing", WAIT_S + len(bodies) / 100)
+def with_clocks(readings: Sequence[Reading], now_ms: int, every: int) -> tuple[list[Reading], list[Reading], list[Reading]]:
+    """(all, fresh, ahead): after one of `every` rows one that is a few milliseconds old, and one of a device whose clock is a month
+    ahead."""
+    found, fresh, ahead = list[Reading](), list[Reading](), list[Reading]()
+    for place, each in enumerate(readings):
+        found.append(each)
+        if place % every == 0:
+            fresh.append(Reading(now_ms - len(fresh), "fresh", "50.5", "20.1"))
+            ahead.append(Reading(now_ms + MONTH_MS + len(ahead), "ahead", "1.25", "9.9"))
+            found += fresh[-1], ahead[-1]
+    return found, fresh, ahead
 
 
 def with_broken(readings: Sequence[Reading], every: int) -> list[tuple[str, bytes]]:
