@@ -106,7 +106,7 @@ class MailPublisher:
     async def space(self) -> None:
         """Wait until one more mail may be sent, to whomever. Raises `NotSent` when no proxy lends a number for IDs."""
         for shell, worker in self._streams:
-            await shell.wait(shell.core.has_space)
+            await shell.wait(partial(shell.core.has_space, self._limit))
             if not worker.usable():
                 await worker.ready()
 

@@ -221,6 +221,25 @@ async def test_a_full_queue_refuses_and_room_waits(cluster: Any, until: Any) -> 
         await writer.wait_finished()
 
 
+async def test_space_is_for_a_whole_mail_and_not_for_a_part_of_one(cluster: Any, until: Any) -> None:
+    await cluster.start()
+    mailer = cluster.proxies[0].mailer
+    mailer.holding = True
+    async with pixiu.connect(cluster.target, max_record_bytes=1000, queue_bytes=1000) as px, px.mail_writer() as writer:
+        for _ in range(2):
+            writer.send(7, bytes(300))
+        with pytest.raises(Overloaded):
+            writer.send(7, bytes(300))
+        space = asyncio.create_task(writer.space())
+        await until(lambda: len(mailer.records) == 2)
+        assert not space.done()
+        mailer.holding = False
+        mailer.say(mail_pb2.MailReply(results=[mail_pb2.MailResult(position=1, count=2, copies=1)]))
+        await space
+        writer.send(7, bytes(300))
+        await writer.wait_finished()
+
+
 @pytest.mark.slow
 async def test_the_end_of_the_client_waits_for_mail_and_then_gives_it_up(cluster: Any) -> None:
     await cluster.start()
