@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.cluster import running_cluster
+from tests.support.shared_zookeeper import end_shared_server
 from tests.support.telemetry import (
     FIELDS,
     SELECTED,
@@ -95,7 +96,10 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=0, help="The first rows alone; 0: all.")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found = run(arguments.file, arguments.rows)
+    try:
+        found = run(arguments.file, arguments.rows)
+    finally:
+        end_shared_server()
     if arguments.json:
         print(json.dumps(found))
     else:
