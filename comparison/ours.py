@@ -50,16 +50,18 @@ async def cluster(
     *,
     gateways: int = 1,
     stores: int = 0,
+    topics: int = 0,
     settings: Sequence[str] = (),
 ) -> AsyncIterator[Running]:
     """Run a cluster for a benchmark that looks at single processes, removed afterwards: one proxy, router and broker. `stores`:
-    replicas of one partition each of Xiu and Pi, or none."""
+    replicas of one partition each of Xiu and Pi, or none. `topics`: groups of durable topics, of one replica each."""
     with tempfile.TemporaryDirectory() as folder:
         options = UpOptions(
             grouping=Grouping.SEPARATE,
             proxies=1, gateways=gateways, brokers=1, broker_replicas=1, routers=1, router_replicas=1, relays=0,
             mqtt_port=0, zookeeper_port=0, data=Path(folder), settings=tuple(settings),
-            xius=min(stores, 1), xiu_replicas=max(stores, 1), pis=min(stores, 1), pi_replicas=max(stores, 1), topics=0,
+            xius=min(stores, 1), xiu_replicas=max(stores, 1), pis=min(stores, 1), pi_replicas=max(stores, 1),
+            topics=topics, topic_replicas=1, admins=1,
         )  # fmt: skip
         local = LocalCluster(options)
         try:

@@ -1,8 +1,10 @@
 """Measure the rows a second that Spark reads from a Xiu and writes as mail, and what a full-speed export costs live mail.
 
-One Xiu alone, mails of 100 bytes; Spark with one task at a time (`local[1]`), all columns, into the sink that forgets
-(`noop`). Beside it the same rows out of Parquet, and Spark's own rate source, whose rows have two columns. CPU seconds by who
-spent them: the Xiu, Spark's Python worker, its JVM. `client` is the reading client without Spark.
+One Xiu alone, mails of 100 bytes; Spark with one task at a time (`local[1]`), by column set, into the sink that forgets (`noop`).
+Beside it the same rows out of Parquet, the same messages out of a durable topic and, where `PIXIU_BENCH_KAFKA` names a folder with
+its jars and those of Spark's RDD for it, out of Kafka, and Spark's own rate source, whose rows have two columns. CPU seconds by who
+spent them: the server, Spark's Python worker, its JVM. `client` is the reading client without Spark. Live mail is measured alone
+and beside the export in turns.
 
 Estimate, from `xiu/export/export.py` alone (580,000 rows a CPU second on a shared core) and from what Spark took of Arrow batches
 in an experiment (540,000 a second, worker and JVM together): 300,000 rows a second by the clock on two cores, of which the Xiu is
@@ -22,23 +24,30 @@ with all columns (CPU seconds: Xiu 0.15, worker 0.12, JVM 0.32) and 391,000 with
 
 Column sets and shapes (`--shapes`, without a cluster: a source that repeats one record batch, so all that is measured is what Spark
 does with it). Estimate: a row costs the JVM 0.4 µs and each column 0.1, so a struct of the 14 columns saves nothing, and one packed
-binary, which somebody has to unpack again, two thirds.
+binary, which somebody has to unpack again, two thirds. Measured with 2,000,000 rows a run, a row of 14 columns costs it 0.5 to 0.6.
 
-    python -m benchmarks.clusters.spark_source [--rows 300000] [--mails 20000] [--seconds 5] [--shapes] [--json]
+The last figures are in docs/performance.md, "Spark's reads beside Parquet and Kafka".
+
+    python -m benchmarks.clusters.spark_source [--rows 300000] [--mails 20000] [--again 2] [--rounds 5] [--seconds 2] [--shapes]
+        [--json]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +57,10 @@ from rich.table import Table
 import pixiu
 from comparison.ours import Running, cluster
 from comparison.processes import TICKS, cpu_seconds
+from comparison.servers import KAFKA
 from pipeline.spark.replicas import Replicas, Rows
 from pixiu.wire.export_tables import MESSAGES, columns_of
+from tests.support.kafka import KafkaServer, is_installed
 
 USERS = 1000
 SETS = {
@@ -58,6 +69,13 @@ SETS = {
     "msg_id and body": ("msg_id", "body"),
     "body alone": ("body",),
 }
+TOPIC, TOPIC_SETS = (
+    "bench",
+    {"all columns but headers": (), "offset, key, body": ("offset", "key", "body"), "body alone": ("body",)},
+)
+SERVERS = ("xiu", "topic", "kafka")
+KAFKA_JARS = ("spark-streaming-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13", "kafka-clients")
+KAFKA_AT_ONCE = 20_000
 SHAPES = ("flat", "three structs", "one struct", "packed", "six", "body")
 BODY = bytes(100)
 EXPORT = """
@@ -65,6 +83,7 @@ import sys
 from benchmarks.clusters.spark_source import read_all
 while True:
     read_all(sys.argv[1])
+    print(flush=True)
 """
 
 
@@ -85,14 +104,14 @@ class Row:
 
     @property
     def per_reader_cpu(self) -> float:
-        """Rows a CPU second of the reader: of all but the Xiu."""
-        spent = sum(seconds for who, seconds in self.cpu.items() if who != "xiu")
+        """Rows a CPU second of the reader: of all but the server."""
+        spent = sum(seconds for who, seconds in self.cpu.items() if who not in SERVERS)
         return self.rows / spent if spent else 0.0
 
 
-def tree_cpu() -> dict[str, float]:
-    """Return the CPU seconds of this process's descendants, by program; those of ended ones count for the process that waited
-    for them."""
+def spark_cpu(jvm: int) -> dict[str, float]:
+    """Return the CPU seconds of Spark's JVM and of its Python processes; those of ended ones count for the process that waited for
+    them."""
     parents: dict[int, int] = {}
     found: dict[int, tuple[str, float]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -105,14 +124,13 @@ def tree_cpu() -> dict[str, float]:
         parents[pid] = int(rest[1])
         found[pid] = name, sum(int(rest[place]) for place in (11, 12, 13, 14)) / TICKS
     total = {"worker": 0.0, "jvm": 0.0}
-    java = {pid for pid, (name, _) in found.items() if name == "java"}
     for pid, (name, seconds) in found.items():
         above = pid
-        while above in parents and above not in java:
+        while above in parents and above != jvm:
             above = parents[above]
-        if name == "java":
+        if pid == jvm:
             total["jvm"] += seconds
-        elif above in java and name.startswith("python"):
+        elif above == jvm and name.startswith("python"):
             total["worker"] += seconds
     return total
 
@@ -129,61 +147,75 @@ async def fill(target: str, rows: int) -> None:
     """Store `rows` mails."""
     async with pixiu.connect(target, client="bench-fill") as px, px.mail_writer() as writer:
         for number in range(rows):
-            while True:
-                try:
-                    writer.send(1 + number % USERS, BODY, level="accepted")
-                    break
-                except pixiu.Overloaded:
-                    await writer.space()
+            await writer.space()
+            writer.send(1 + number % USERS, BODY, level="accepted")
         await writer.wait_finished()
 
 
-def case(what: str, rows: int, xiu: list[int], work: Callable[[], object], again: int = 2) -> Row:
-    """Return the best of some runs, after one that warms up."""
-    best: Row | None = None
-    for _ in range(again + 1):
-        before, xiu_before, own = tree_cpu(), cpu_seconds(xiu), time.process_time()
-        began = time.perf_counter()
-        work()
-        seconds = time.perf_counter() - began
-        cpu = {who: spent - before[who] for who, spent in tree_cpu().items()}
-        cpu |= {"xiu": cpu_seconds(xiu) - xiu_before, "client": time.process_time() - own}
-        if best is None or seconds < best.seconds:
-            best = Row(what, rows, seconds, {who: round(spent, 2) for who, spent in cpu.items() if spent >= 0.01})
-    assert best is not None
-    return best
+class Cases:
+    """Runs cases and keeps the best run of each, after one that warms up.
+
+    Args:
+        again: runs of each that count.
+        jvm: process of Spark; -1: there is none.
+    """
+
+    def __init__(self, again: int, jvm: int = -1) -> None:
+        self._again, self._jvm = again, jvm
+        self.rows: list[Row] = []
+
+    def run(self, what: str, rows: int, work: Callable[[], object], server: str = "", pids: Sequence[int] = ()) -> None:
+        """Run one. `server`: what the processes are that serve it."""
+        best: Row | None = None
+        for _ in range(self._again + 1):
+            before, served, own = spark_cpu(self._jvm), cpu_seconds(pids), time.process_time()
+            began = time.perf_counter()
+            work()
+            seconds = time.perf_counter() - began
+            cpu = {who: spent - before[who] for who, spent in spark_cpu(self._jvm).items()}
+            cpu |= {"client": time.process_time() - own, server: cpu_seconds(pids) - served}
+            if best is None or seconds < best.seconds:
+                best = Row(what, rows, seconds, {who: round(spent, 2) for who, spent in cpu.items() if spent >= 0.01})
+        assert best is not None
+        self.rows.append(best)
 
 
-def spark_cases(running: Running, rows: int, mails: int, folder: str) -> list[Row]:
-    """Measure source, Parquet, rate, sink; with a session of this thread, as Spark requires."""
+def forget(frame: Any) -> None:
+    """Compute all rows of a frame."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def spark_cases(running: Running, rows: int, mails: int, again: int, folder: str, kafka: KafkaServer | None) -> list[Row]:
+    """Measure source, Parquet, rate, Kafka, sink; with a session of this thread, as Spark requires."""
     from pipeline.session import open_session
 
-    spark, xiu = open_session("bench", "local[1]"), running.pids["xiu"]
+    settings = {"spark.driver.extraClassPath": ":".join(map(str, kafka_jars()))} if kafka is not None else {}
+    spark = open_session("bench", "local[1]", settings=settings)
+    cases = Cases(again, spark.sparkContext._gateway.proc.pid)
 
-    def forget(frame: Any) -> None:
-        frame.write.format("noop").mode("overwrite").save()
-
-    def source(columns: tuple[str, ...] = ()) -> Any:
-        return spark.read.format("pixiu").option("target", running.registry).option("columns", ",".join(columns)).load()
+    def source(**options: str) -> Any:
+        reader = spark.read.format("pixiu").option("target", running.registry)
+        return reader.options(**options).load()
 
     source().write.parquet(f"{folder}/parquet")
-    found = []
     for name, columns in SETS.items():
-        found.append(case(f"source, {name}", rows, xiu, lambda columns=columns: forget(source(columns))))  # type: ignore[misc]
-        found.append(
-            case(
-                f"Parquet, {name}",
-                rows,
-                xiu,
-                lambda columns=columns: forget(spark.read.parquet(f"{folder}/parquet").select(*columns or "*")),  # type: ignore[misc]
-            )
-        )
+        chosen = ",".join(columns)
+        cases.run(
+            f"source, {name}", rows, lambda chosen=chosen: forget(source(columns=chosen)), "xiu", running.pids["xiu"]  # type: ignore[misc]
+        )  # fmt: skip
+        of_parquet = spark.read.parquet(f"{folder}/parquet").select(*columns or "*")
+        cases.run(f"Parquet, {name}", rows, lambda frame=of_parquet: forget(frame))  # type: ignore[misc]
+    for name, columns in TOPIC_SETS.items():
+        frame = source(topic=TOPIC, columns=",".join(columns))
+        cases.run(f"durable topic, {name}", rows, lambda frame=frame: forget(frame), "topic", running.pids["topic"])  # type: ignore[misc]
+    if kafka is not None:
+        cases.run("Kafka, RDD of records, no rows", rows, lambda: read_kafka(spark, kafka.address, rows), "kafka", [kafka.pid])
 
     def rate() -> None:
         frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 1).load()
         frame.writeStream.format("noop").trigger(once=True).start().awaitTermination()
 
-    found.append(case("rate source, two columns", rows, xiu, rate))
+    cases.run("rate source, two columns", rows, rate)
     number = iter(range(100))
 
     def sink() -> None:
@@ -191,9 +223,32 @@ def spark_cases(running: Running, rows: int, mails: int, folder: str) -> list[Ro
         writer = frame.write.format("pixiu").mode("append").option("target", running.registry)
         writer.option("query", f"bench-{next(number)}").save()
 
-    found.append(case("sink, mail at level replicated", mails, xiu, sink, again=1))
+    if mails:
+        cases.run("sink, mail at level replicated", mails, sink, "xiu", running.pids["xiu"])
     spark.stop()
-    return found
+    return cases.rows
+
+
+def kafka_jars() -> list[Path]:
+    """Jars by which Spark reads Kafka, of the folder that PIXIU_BENCH_KAFKA names; none: one is missing."""
+    libs = Path(os.environ.get(KAFKA, "."), "libs")
+    found = [sorted(libs.glob(f"{name}-*.jar")) for name in KAFKA_JARS]
+    return [jars[-1] for jars in found] if all(found) else []
+
+
+def read_kafka(spark: Any, address: str, rows: int) -> None:
+    """Take each record of a topic of Kafka in Spark's JVM, as it comes from the consumer."""
+    context, java = spark.sparkContext, spark.sparkContext._jvm
+    streaming, parameters = java.org.apache.spark.streaming.kafka010, java.java.util.HashMap()
+    for key in ("key", "value"):
+        parameters.put(f"{key}.deserializer", "org.apache.kafka.common.serialization.ByteArrayDeserializer")
+    parameters.put("bootstrap.servers", address)
+    parameters.put("group.id", "bench")
+    ranges = context._gateway.new_array(streaming.OffsetRange, 1)
+    ranges[0] = streaming.OffsetRange.create(TOPIC, 0, 0, rows)
+    preferred = streaming.LocationStrategies.PreferConsistent()
+    found = streaming.KafkaUtils.createRDD(context._jsc, parameters, ranges, preferred)
+    assert found.zipWithIndex().count() == rows  # `count` alone would subtract offsets
 
 
 def one_batch(shape: str, rows: int = 8192) -> Any:
@@ -219,7 +274,7 @@ def one_batch(shape: str, rows: int = 8192) -> Any:
     return pa.RecordBatch.from_arrays([group.to_struct_array() for group in groups], names=[f"s{at}" for at in range(len(groups))])
 
 
-def shape_cases(rows: int) -> list[Row]:
+def shape_cases(rows: int, again: int) -> list[Row]:
     """Measure what the JVM takes for rows by the shape of their columns."""
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -246,16 +301,16 @@ def shape_cases(rows: int) -> list[Row]:
 
     spark = open_session("bench", "local[1]")
     spark.dataSource.register(Repeated)
-    batches, found = max(1, rows // 8192), []
+    batches, cases = max(1, rows // 8192), Cases(again, spark.sparkContext._gateway.proc.pid)
     for shape in SHAPES:
         frame = spark.read.format("repeated").option("shape", shape).option("batches", batches).load()
-        found.append(case(shape, batches * 8192, [], lambda frame=frame: frame.write.format("noop").mode("overwrite").save()))  # type: ignore[misc]
+        cases.run(shape, batches * 8192, lambda frame=frame: forget(frame))  # type: ignore[misc]
     spark.stop()
-    return found
+    return cases.rows
 
 
-async def live(target: str, seconds: float) -> tuple[float, float]:
-    """Return p50 and p99 in milliseconds of mails sent one after the other."""
+async def live(target: str, seconds: float) -> list[float]:
+    """Return the milliseconds of mails sent one after the other."""
     took: list[float] = []
     async with pixiu.connect(target, client="bench-live") as px:
         until = time.monotonic() + seconds
@@ -263,34 +318,70 @@ async def live(target: str, seconds: float) -> tuple[float, float]:
             began = time.perf_counter()
             await px.user(5).mail(BODY)
             took.append((time.perf_counter() - began) * 1000)
-    took.sort()
-    return took[len(took) // 2], took[len(took) * 99 // 100]
+    return took
+
+
+async def live_in_turns(target: str, seconds: float, rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds of live mail alone and beside an export at full speed, in turns: the export stops and goes on."""
+    found: dict[str, list[float]] = {"alone": [], "beside an export, export_share 0.5": []}
+    export = subprocess.Popen([sys.executable, "-c", EXPORT, target], stdout=subprocess.PIPE)
+    try:
+        assert export.stdout is not None
+        await asyncio.to_thread(export.stdout.readline)  # it has read everything once
+        for _ in range(rounds):
+            for (_, times), order in zip(found.items(), (signal.SIGSTOP, signal.SIGCONT), strict=True):
+                export.send_signal(order)
+                times += await live(target, seconds)
+    finally:
+        export.kill()
+        export.wait()
+    return found
+
+
+def percentile(values: list[float], of: float) -> float:
+    """Return a percentile of values."""
+    return sorted(values)[int(len(values) * of)]
+
+
+async def fill_topic(target: str, rows: int) -> None:
+    """Store `rows` messages in a durable topic of one part."""
+    async with pixiu.connect(target, client="bench-fill") as px:
+        await px.topics.create(TOPIC, parts=1)
+        async with px.durable_topic(TOPIC).writer() as writer:
+            for number in range(rows):
+                await writer.send(BODY, key=b"%d" % (number % USERS))
+
+
+async def sources(arguments: argparse.Namespace) -> list[Row]:
+    """Measure every source and the sink."""
+    async with cluster(stores=1, topics=1, settings=["xiu.export_share=1.0"]) as running, contextlib.AsyncExitStack() as here:
+        folder, kafka = here.enter_context(tempfile.TemporaryDirectory()), None
+        await fill(running.registry, arguments.rows)
+        await fill_topic(running.registry, arguments.rows)
+        if is_installed() and kafka_jars():
+            kafka = await here.enter_async_context(KafkaServer(Path(folder, "kafka")))
+            await kafka.topic(TOPIC, 1)
+            for begin in range(0, arguments.rows, KAFKA_AT_ONCE):
+                some = range(begin, min(begin + KAFKA_AT_ONCE, arguments.rows))
+                await kafka.write(TOPIC, [(b"%d" % (number % USERS), BODY) for number in some], [])
+        rows, client = await asyncio.to_thread(read_all, running.registry), Cases(arguments.again)
+        work = partial(read_all, running.registry)
+        await asyncio.to_thread(client.run, "client, all columns", rows, work, "xiu", running.pids["xiu"])
+        return client.rows + await asyncio.to_thread(
+            spark_cases, running, arguments.rows, arguments.mails, arguments.again, folder, kafka
+        )
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure everything, or shapes of columns alone."""
-    found: dict[str, Any] = {"live": {}}
     if arguments.shapes:
-        return found | {"rows": await asyncio.to_thread(shape_cases, arguments.rows)}
-    async with cluster(stores=1, settings=["xiu.export_share=1.0"]) as running:
-        await fill(running.registry, arguments.rows)
-        rows = await asyncio.to_thread(read_all, running.registry)
-        results = [
-            await asyncio.to_thread(case, "client, all columns", rows, running.pids["xiu"], lambda: read_all(running.registry))
-        ]
-        with tempfile.TemporaryDirectory() as folder:
-            results += await asyncio.to_thread(spark_cases, running, rows, arguments.mails, folder)
-        found["rows"] = results
-    async with cluster(stores=1) as running:
-        await fill(running.registry, min(arguments.rows, 100_000))
-        found["live"] = {"alone": await live(running.registry, arguments.seconds)}
-        export = subprocess.Popen([sys.executable, "-c", EXPORT, running.registry])
-        try:
-            await asyncio.sleep(2)
-            found["live"]["beside an export, export_share 0.5"] = await live(running.registry, arguments.seconds)
-        finally:
-            export.kill()
-            export.wait()
+        return {"rows": await asyncio.to_thread(shape_cases, arguments.rows, arguments.again), "live": {}}
+    found: dict[str, Any] = {"rows": await sources(arguments) if arguments.rows else [], "live": {}}
+    if arguments.rounds:
+        async with cluster(stores=1) as running:
+            await fill(running.registry, min(arguments.rows or 100_000, 100_000))
+            times = await live_in_turns(running.registry, arguments.seconds, arguments.rounds)
+        found["live"] = {what: (len(each), *map(partial(percentile, each), (0.5, 0.99))) for what, each in times.items()}
     return found
 
 
@@ -299,7 +390,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--mails", type=int, default=20_000)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--again", type=int, default=2, help="Runs of each case that count.")
+    parser.add_argument("--rounds", type=int, default=5, help="Of live mail; 0: none.")
+    parser.add_argument("--seconds", type=float, default=2.0, help="Of a turn of live mail.")
     parser.add_argument("--shapes", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -312,8 +405,8 @@ def main() -> int:
         cpu = ", ".join(f"{who} {seconds}" for who, seconds in row.cpu.items())
         table.add_row(row.what, f"{row.rows:,}", f"{row.per_second:,.0f}", f"{row.per_reader_cpu:,.0f}", cpu)
     Console(width=160).print(table)
-    for what, (p50, p99) in found["live"].items():
-        print(f"live mail {what}: p50 {p50:.2f} ms, p99 {p99:.2f} ms")
+    for what, (count, p50, p99) in found["live"].items():
+        print(f"live mail {what}: {count}, p50 {p50:.2f} ms, p99 {p99:.2f} ms")
     return 0
 
 
