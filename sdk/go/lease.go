@@ -188,7 +188,7 @@ func (l *lease) serve(ctx context.Context, address string) (lent bool, rest time
 	defer func() { cancel(); <-reading }()
 	ending := l.ending
 	for {
-		timer := time.NewTimer(l.renewIn())
+		timer := time.NewTimer(l.renewAfter())
 		select {
 		case reply := <-replies:
 			timer.Stop()
@@ -224,7 +224,7 @@ func (l *lease) serve(ctx context.Context, address string) (lent bool, rest time
 	}
 }
 
-func (l *lease) renewIn() time.Duration {
+func (l *lease) renewAfter() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	left := time.Duration(l.untilMs-max(time.Now().UnixMilli(), l.fromMs)) * time.Millisecond
