@@ -49,7 +49,10 @@ READ_FOR_NAMES: Final = tuple(page for page in PAGES if page != "CHANGELOG.md" a
 """Pages whose text says what there is: not what was removed, and not what a script writes."""
 DRAWINGS: Final = ("", "mermaid")
 """Languages of fences that hold drawings and output."""
-OTHERS: Final = {"cd", "curl", "export", "git", "go", "mosquitto_pub", "mosquitto_sub", "pip", "protoc", "sudo", "touch"}
+OTHERS: Final = {
+    *("cd", "curl", "export", "git", "go", "mosquitto_pub", "mosquitto_sub", "npm", "pip", "protoc", "sudo", "touch"),
+    *("buildah", "debootstrap", "helm", "journalctl", "kubectl", "podman", "systemctl"),
+}
 """Programs of somebody else that a snippet may call."""
 FENCE: Final = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 INLINE: Final = re.compile(r"`((?:pixiu|python|make) [^`]+)`")

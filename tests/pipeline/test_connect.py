@@ -15,6 +15,7 @@ import pytest
 from pipeline import session
 from pixiu.errors import ConfigurationError, Unavailable
 from tests.pipeline.conftest import Store
+from tests.support.effort import CI, in_full
 
 PROJECT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -50,6 +51,7 @@ def test_a_server_that_is_not_there_and_a_package_that_is_missing_are_named(monk
         session.open_session("tests", "sc://127.0.0.1:x")
 
 
+@pytest.mark.skipif(CI and not in_full("Spark Connect"), reason="another run's turn: PIXIU_TURN")
 def test_a_client_without_a_jvm_does_what_a_session_does(server: str, store: Store, tmp_path: Path) -> None:
     giver, taker = store.users(2)
     bodies = [json.dumps({"ts": f"2026-01-01T00:00:{number:02}Z", "device": "d", "temp": number}) for number in range(30)]
