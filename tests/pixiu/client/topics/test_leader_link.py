@@ -27,9 +27,10 @@ def test_a_leader_that_is_new_comes_first_and_one_that_failed_is_tried_again() -
     found.failed(0.0)
     found.set_addresses(["c", "a", "b"])
     assert found.address() == "c"
-    for _ in range(2):
-        found.failed(0.0)
-    assert found.address() == "a"
+    found.failed(0.0)
+    assert found.address() == "b"
+    found.failed(0.0)
+    assert found.address() == "c"
     found.answered()
     found.failed(0.0, leader="b")
     assert found.address() == "b"
