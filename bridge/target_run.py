@@ -16,6 +16,7 @@ from bridge import events as ev
 from bridge.connector import Target, said
 from bridge.core import Core, Limits
 from bridge.options import TargetOptions
+from cluster.core import log
 from cluster.core.contract import END_OF_TURN, TICK
 from cluster.core.role import Runner
 from pixiu.client.client import Client
@@ -75,6 +76,8 @@ class TargetRun:
         self._tasks: set[asyncio.Task[None]] = set()
         self._joining: asyncio.Task[None] | None = None
         self._done = asyncio.Event()
+        self._rejected = ""
+        """The last message that went to the dead letters, and why."""
         on = self._runner.effects.on
         on(ev.OpenTarget, lambda _effect: self._start(self._open()))
         on(ev.CloseTarget, lambda _effect: self._close_target())
@@ -125,7 +128,7 @@ class TargetRun:
         return {
             "name": self.name, "kind": self.options.kind, "topic": self.options.topic, "channel": self.channel,
             "state": self.core.state.value, "why": self.core.why, "messages": counters.messages, "bytes": counters.bytes,
-            "rejected": counters.rejected, "retries": counters.retries, "waiting": self.core.waiting,
+            "rejected": counters.rejected, "retries": counters.retries, "waiting": self.core.waiting, "before": self._rejected,
         }  # fmt: skip
 
     # --- effects
@@ -244,7 +247,9 @@ class TargetRun:
     def _reject(self, effect: ev.Reject) -> None:
         for number, why in effect.letters:
             message = self._pop(number)
-            self._log.warning(BRIDGE_REJECTED, bridge=self.name, part=message.part, offset=message.offset, why=why)
+            self._rejected = f"{message.part}:{message.offset} went to the dead letters: {why}"
+            if log.once_per(1.0, (BRIDGE_REJECTED, self.name)):
+                self._log.warning(BRIDGE_REJECTED, bridge=self.name, part=message.part, offset=message.offset, why=why)
             try:
                 message.reject_soon(why)
             except NotConnected:  # it comes again

@@ -22,6 +22,7 @@ from bridge.connector import DONE, Item, Outcome, Verdict
 from bridge.connectors.templates import Template
 from bridge.options import TargetOptions
 from cluster.routes.carried import EXTENSION, MESSAGE, MQTT_TOPIC, OWN_PREFIX, ROUTES, carried, taken, with_taken
+from cluster.routes.routes import check_reachable
 from pixiu.client.client import Client
 from pixiu.client.messages.drafts import Draft
 from pixiu.client.messages.load_test import LoadTest
@@ -58,7 +59,7 @@ class ClientsOptions(TargetOptions):
         yield from super().problems()
         if self.to:
             try:
-                Template(self.to)
+                check_reachable(Template(self.to).text)
             except InvalidArgument as error:
                 yield "to", str(error)
 

@@ -45,6 +45,7 @@ NEVER_CODES: Final = frozenset((144, 149, 153))
 MAX_TEXT: Final = 65_535
 """Longest text of MQTT, bytes."""
 _FORBIDDEN: Final = re.compile(r"[\0-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
+MAX_TOPIC_BYTES: Final = 65_535
 """Characters for which brokers end a connection: NUL, control characters, and what is no character. MQTT 5.0 §1.5.4."""
 Callbacks = Mapping[str, Callable[..., None]]
 
@@ -75,6 +76,11 @@ class _BrokerOptions(BridgeOptions):
         return [] if self.host else [("host", "where the other broker is")]
 
 
+def _is_topic(name: str) -> bool:
+    """True if a message can be published there."""
+    return bool(name) and not set("+#") & set(name) and not _FORBIDDEN.search(name) and len(name.encode()) <= MAX_TOPIC_BYTES
+
+
 @dataclass(frozen=True, kw_only=True)
 class MqttTargetOptions(_BrokerOptions, TargetOptions):
     """A bridge with kind = "to-mqtt"."""
@@ -91,9 +97,12 @@ class MqttTargetOptions(_BrokerOptions, TargetOptions):
         yield from super().problems()
         yield from self.broker_problems()
         try:
-            Template(self.to)
+            name = Template(self.to).text.example()
         except InvalidArgument as error:
             yield "to", f"a topic: {error}"
+        else:
+            if not _is_topic(name):
+                yield "to", f"a topic, without + and #; {name[:80]!r} is none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +277,7 @@ class MqttTarget:
         topic = self._topic.fill(item)
         headers = sum(len(name.encode()) + len(value.encode()) + 5 for name, value in self._headers(item))
         size = len(topic.encode()) + len(item.body) + 64 + headers
-        if not topic or "+" in topic or "#" in topic or _FORBIDDEN.search(topic) or len(topic.encode()) > 65_535:
+        if not _is_topic(topic):
             return f"{topic[:80]!r} is no topic of MQTT: change the template `to`, or the key", ""
         if self._max_packet and size > self._max_packet:
             return f"the message has {size - 64} bytes, and the broker takes packets of {self._max_packet}", ""

@@ -10,7 +10,7 @@ class Template:
     """A text with fields {topic}, {key} and {header:NAME}. Raises `InvalidArgument` for another field, and for an empty text."""
 
     def __init__(self, text: str) -> None:
-        self._text = FieldText(text, ("topic", "key", HEADER))
+        self.text = FieldText(text, ("topic", "key", HEADER))
 
     def fill(self, item: Item) -> str:
         """The text for a message; a field that it does not have is empty, and what is no UTF-8 is replaced."""
@@ -21,4 +21,4 @@ class Template:
             data = item.key if name == "key" else item.headers.get(name.removeprefix(HEADER))
             return (data or b"").decode(errors="replace")
 
-        return self._text.fill(value)
+        return self.text.fill(value)

@@ -49,9 +49,15 @@ class WebhookOptions(TargetOptions):
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield (key, allowed values) for every wrong option."""
         yield from super().problems()
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-            yield "url", "an address such as https://host/path, without a user name or password"
+        try:
+            parts = urlsplit(self.url)
+            wrong = (
+                parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password or parts.port == 0
+            )
+        except ValueError:  # of the port, or of the host's brackets
+            wrong = True
+        if wrong:
+            yield "url", "an address such as https://host:8443/path, without a user name or password"
 
 
 class Webhook:

@@ -41,7 +41,7 @@ from pixiu.ids import MAX_ROOM, TOPIC_ROOM
 from pixiu.placement.filter_tree import FilterTree
 from pixiu.placement.slots import slot_of
 from pixiu.placement.topic_rooms import EVERY_TOPIC, TopicRooms
-from pixiu.placement.topics import ROOM_PREFIX, Filter, parse_filter
+from pixiu.placement.topics import ROOM_PREFIX, Filter, TopicRefusal, parse_filter, resolve
 from pixiu.wire.block import MAX_TAG_BYTES
 
 MAX_ROUTES: Final = 64
@@ -104,9 +104,16 @@ class RouteOptions(Options):
         if any(not each.partition("=")[0] or "=" not in each or each.startswith(OWN_PREFIX) for each in self.headers):
             yield "headers", f"a list of NAME=VALUE; names that begin with {OWN_PREFIX} are the cluster's"
         if self.to:
-            yield from _tried("to", lambda: FieldText(self.to, TO_FIELDS))
+            yield from _tried("to", lambda: check_reachable(FieldText(self.to, TO_FIELDS)))
             if not self.clients:
                 yield "to", "given with `clients` only"
+
+
+def check_reachable(to: FieldText) -> None:
+    """Raise `InvalidArgument` if clients can get nothing that is delivered to a template's texts."""
+    name = to.example()
+    if isinstance(room := resolve(name), TopicRefusal):
+        raise InvalidArgument(f"a topic or room/N that clients can have; {name[:80]!r} is none: {room.value}")
 
 
 def _tried(key: str, check: Any) -> Iterator[tuple[str, str]]:

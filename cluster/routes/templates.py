@@ -37,6 +37,10 @@ class FieldText:
         """The text for a message; `value` gives that of a field."""
         return self.text if self.constant else _FIELD.sub(lambda match: value(match[1]), self.text)
 
+    def example(self) -> str:
+        """The text with "1" for each field: what is wrong with it is wrong with every message's."""
+        return self.fill(lambda _name: "1")
+
     def pattern(self) -> str:
         """A filter of MQTT that matches every topic that the text can become: a field may hold several levels."""
         fixed = self.text.partition("{")[0]

@@ -472,7 +472,8 @@ class Sources(Generic[Table]):
             return None
         options = self._type(**self.values)
         for key, allowed in options.problems():
-            origin = self.origins.get(key, "default")
+            where = set(self.origins.values())
+            origin = self.origins.get(key) or (f"{where.pop()}: default" if len(where) == 1 else "default")
             self.wrong.append(f"{origin}: [{self.table}] {key} = {show(getattr(options, key))}: must be {allowed}")
         if not self.wrong:
             try:

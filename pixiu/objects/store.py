@@ -116,6 +116,8 @@ class ObjectStore:
         try:
             return work()
         except FileNotFoundError as problem:
+            if act == "write":
+                raise Unavailable(f"{self.url}: the folder of {name} cannot be made; it is tried again") from problem
             raise ObjectMissing(f"{self.url}: there is no {name}") from problem
         except FileExistsError as problem:
             raise ObjectExists(f"{self.url}: {name} is there already") from problem

@@ -173,7 +173,8 @@ class RoutedService:
         if isinstance(error, PASSING):
             return Refusal(error.code, f"the route {route} cannot store it: {error}")
         if isinstance(error, errors.UnknownTopic):
-            text = f"the route {route} stores in {topic}, and there is no such durable topic: `pixiu topic create {topic}`"
+            missing = f"there is no such durable topic: `pixiu topic create {topic}`, or `pixiu topic restore {topic}`"
+            text = f"the route {route} stores in {topic}, and {missing}"
         elif isinstance(error, errors.NotAllowed | errors.NotAuthenticated):
             text = f"the route {route} may not store in {topic}: give proxies a login that may `produce` (proxy.routes_token_file)"
         else:

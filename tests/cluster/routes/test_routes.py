@@ -111,6 +111,8 @@ def test_rooms_that_no_route_takes_are_not_looked_at() -> None:
         ('[a]\nfilter = "a"\ntopic = "a"\nkey = "{colour}"', "fields {topic}, {level:N}, {header:NAME}"),
         ('[a]\nfilter = "a"\ntopic = "a"\nheaders = ["pixiu-routes=x"]', "are the cluster's"),
         ('[a]\nfilter = "a"\ntopic = "a"\nto = "b"', "given with `clients` only"),
+        ('[a]\nclients = "t"\nto = "x/#"', "clients can have; 'x/#' is none"),
+        ('[a]\nclients = "t"\nto = "room/x{key}"', "clients can have; 'room/x1' is none"),
         ('[a]\nfilter = "a"\ntopics = "a"', "Did you mean topic?"),
         ("a = 1", "must be a table, [a]"),
         ('["a b"]\ntopic = "a"', "the name of a route"),
