@@ -387,8 +387,8 @@ def test_the_examples_of_the_docs(spark: Any, store: Store, tmp_path: Path) -> N
 def test_the_tutorial(spark: Any, store: Store, tmp_path: Path) -> None:
     page = (PROJECT / "docs" / "tutorial_spark.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (words,) = re.findall(r"^pixiu pipeline record (\S+) --topic (\S+) --only$", page, re.MULTILINE)
-    record(store.cluster, *words, store.routes)
+    ((pattern, topic),) = re.findall(r"^pixiu pipeline record (\S+) --topic (\S+) --only$", page, re.MULTILINE)
+    record(store.cluster, pattern, topic, store.routes)
     names: dict[str, Any] = {}
     for block in blocks:
         text = block.replace("zk://127.0.0.1:2181/pubsub", store.target).replace("/tmp/tutorial", str(tmp_path))
