@@ -224,4 +224,4 @@ def from_json(found: Sequence[Mapping[str, Any]]) -> list[Life]:
             for each in found
         ]  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
-        raise MalformedData(f"the positions cannot be read: {error!r}; remove the file to begin again") from None
+        raise MalformedData(f"they are not what `pixiu tail` writes ({error!r})") from None

@@ -214,5 +214,5 @@ def test_lives_are_kept_and_damage_is_noticed() -> None:
     disk.write("app.log", b"one\n")
     disk.look()
     assert from_json(as_json(disk.lives)) == disk.lives
-    with pytest.raises(MalformedData, match="remove the file"):
+    with pytest.raises(MalformedData, match="they are not what"):
         from_json([{"path": "a"}])
