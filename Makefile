@@ -97,10 +97,11 @@ proto: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/generate_protos.py
 	$(BIN)/python scripts/test_vectors.py
 
-docs: $(VENV)/.dev
+docs: $(VENV)/.dev $(VENV)/.site  # redraws the pages that are made of the code, and builds the site: build/site/index.html
 	PIXIU_COMPILE=0 $(BIN)/python scripts/state_diagrams.py
 	$(BIN)/python scripts/import_graph.py
 	$(BIN)/python scripts/mqtt_conformance.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 hooks: $(VENV)/.dev  # from now on ruff and codespell look at the files of each commit, without the network
 	$(BIN)/pre-commit install
@@ -123,6 +124,10 @@ $(VENV)/.server: $(VENV)/bin/python setup.cfg pixiu/setup.cfg constraints.txt
 $(VENV)/.dev: $(VENV)/bin/python setup.cfg pixiu/setup.cfg constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ./pixiu -e '.[server,onebox,spark,connect,store,dev]'
 	@touch $@ $(VENV)/.server
+
+$(VENV)/.site: $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) run build dist cluster/native *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -80,7 +80,7 @@ class Files:
             return []
         except (ValueError, MalformedData) as error:
             raise ConfigurationError(
-                f"{self._positions}: the positions cannot be read: {error}; remove it to begin again: the topic then has all lines twice"
+                f"{self._positions}: the positions cannot be read: {error}; remove it to begin again, and have all lines twice"
             ) from None
 
     def save(self) -> None:
