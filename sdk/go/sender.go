@@ -773,6 +773,7 @@ func (s *sender) close() {
 			p.stream.finish()
 		}
 		p.takeBack(false)
+		p.stream = nil // an answer that comes now is for messages that are settled
 		for _, t := range append(p.first, p.normal...) {
 			if !t.resolved && t.attempts > 0 {
 				s.settle(t, fail(ErrOutcomeUnknown, "the client was closed before a proxy confirmed it: its outcome is unknown"))
