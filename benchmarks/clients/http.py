@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.clients.connection import Session, connect
 from benchmarks.clients.watching import cpu_s, percentile
-from tests.clients.matrix import free_port
+from comparison.processes import free_port
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.shared_zookeeper import end_shared_server
 

@@ -33,9 +33,9 @@ import pixiu
 from benchmarks.clusters.bridging.ends import ENDS, Hook, Source
 from benchmarks.clusters.bridging.judge import Judgement, Promise, judge
 from benchmarks.clusters.growth import say
-from comparison.processes import cpu_seconds, family_pids
+from comparison.processes import cpu_seconds, family_pids, free_port
 from tests.support.cluster import LocalCluster, running_cluster
-from tests.support.kafka import free_port, is_installed
+from tests.support.kafka import is_installed
 from tests.support.waiting import until
 from tools.cli.http import fetch
 

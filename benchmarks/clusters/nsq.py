@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.clusters.growth import say
-from comparison.processes import cpu_seconds
-from tests.clients.nsq.matrix import BUILT, free_port
+from comparison.processes import cpu_seconds, free_port
+from tests.clients.nsq.matrix import BUILT
 from tests.support.cluster import LocalCluster, running_cluster
 from tests.support.nsq import mpub
 

@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.clusters.growth import say
+from comparison.processes import free_port
 from onebox.embedded import EmbeddedZooKeeper
-from tests.clients.nsq.matrix import BUILT, HERE, PYTHON, free_port
+from tests.clients.nsq.matrix import BUILT, HERE, PYTHON
 from tests.support.roles import Roles
 from tests.support.zookeeper import connected
 

@@ -30,6 +30,7 @@ from pixiu.errors import ConfigurationError, PixiuError
 ASK_S: Final = 10.0
 READ_S: Final = 0.5
 WHY_S: Final = 1.0
+"""Time for the report of a connection that failed, seconds."""
 AT_ONCE: Final = 1_000
 TAKEN: Final = 16
 """Messages that the library is asked for at one time: it knows no bound in bytes."""

@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from comparison.processes import free_port
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 BUILT = Path(os.environ.get("PIXIU_CLIENTS", Path(tempfile.gettempdir()) / f"pixiu-clients-{os.getuid()}"))
@@ -139,13 +141,6 @@ def certificates(folder: Path) -> tuple[Path, Path, Path]:
     form = serialization.PrivateFormat.TraditionalOpenSSL
     secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
     return authority, certificate, secret
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @contextlib.contextmanager

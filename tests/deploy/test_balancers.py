@@ -21,6 +21,7 @@ from cluster.listeners.networks import Networks
 from cluster.listeners.origins import Origins
 from cluster.mqtt import codec
 from cluster.mqtt.packets import Connect, Side
+from comparison.processes import free_port
 from gateway.doors.proxied import ProxyDoor
 from gateway.doors.proxy_header import Source, read_header
 from gateway.doors.websocket import WebSocketConnection, WebSockets
@@ -107,12 +108,6 @@ class Balanced:
                 return await self.connect(packet, number)
 
         return await asyncio.gather(*(one(first + number, packet) for number, packet in enumerate(packets)))
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def with_ports(text: str, ports: list[int], server: str) -> str:

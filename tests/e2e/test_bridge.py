@@ -18,8 +18,9 @@ from aiohttp import web
 import pixiu
 from bridge.connectors.once import encode
 from bridge.connectors.webhook import key_of, signature
+from comparison.processes import free_port
 from ops.bridges.commands import bridges_of
-from tests.support.kafka import KafkaServer, free_port, is_installed
+from tests.support.kafka import KafkaServer, is_installed
 from tests.support.nsqd import NSQD, Nsqd
 from tests.support.roles import Roles
 from tests.support.waiting import until

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from comparison.processes import free_port
 from comparison.servers import KAFKA, KAFKA_CLUSTER
 
 START_S = 180.0
@@ -128,10 +128,3 @@ class KafkaServer:
         for key, value in messages:
             producer.produce(name, value, key, headers=list(headers))
         assert not await asyncio.to_thread(producer.flush, START_S)
-
-
-def free_port() -> int:
-    """A port of this machine that nobody uses."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

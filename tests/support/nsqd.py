@@ -9,7 +9,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
-from tests.clients.nsq.matrix import BUILT, free_port
+from comparison.processes import free_port
+from tests.clients.nsq.matrix import BUILT
 from tests.support.waiting import until
 
 NSQD = BUILT / "nsqd/nsqd"

@@ -20,8 +20,9 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from benchmarks.clusters.bridging.judge import Arrived
+from comparison.processes import free_port
 from onebox.children import DieWithParent
-from tests.support.kafka import KafkaServer, free_port
+from tests.support.kafka import KafkaServer
 from tests.support.waiting import until
 
 MOSQUITTO = "/usr/sbin/mosquitto"

@@ -11,13 +11,13 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from comparison.processes import free_port
 from tests.clients.nsq.malformed import CASES, codes
 from tests.clients.nsq.script import CHECKS
 
@@ -60,13 +60,6 @@ def prepare(*, peer: bool) -> None:
         ]
     for folder, command in commands:
         subprocess.run(command, cwd=folder, check=True)
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tests.clients.nsq.matrix import CLIENTS, free_port, nsqd, play
+from comparison.processes import free_port
+from tests.clients.nsq.matrix import CLIENTS, nsqd, play
 from tests.clients.nsq.script import CHECKS
 from tests.support.nsq import NsqClient, NsqError
 

@@ -7,9 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -22,6 +20,7 @@ from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
 from registry.layout import ensure_layout
 from registry.membership import Membership
+from tests.support.pages import QuietHandler, serving
 from tests.support.zookeeper import make_node
 from tools.cli.main import application
 
@@ -39,7 +38,7 @@ def run(*arguments: str) -> tuple[int, dict[str, Any]]:
     return result.exit_code, {one["check"]: one for one in said["findings"]}
 
 
-class Health(BaseHTTPRequestHandler):
+class Health(QuietHandler):
     """A process whose clock is an hour ahead."""
 
     def do_GET(self) -> None:
@@ -49,19 +48,11 @@ class Health(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 @pytest.fixture
 def http_port() -> Iterator[int]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Health)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Health) as port:
+        yield port
 
 
 def test_the_machine_alone_needs_no_cluster(tmp_path: Path) -> None:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import stat
 import tarfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from comparison.processes import free_port
 from onebox.embedded import EmbeddedZooKeeper
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
 from registry.layout import ensure_layout
 from registry.membership import Membership
+from tests.support.pages import QuietHandler, serving
 from tests.support.zookeeper import make_node
 from tools.cli.main import application
 
@@ -43,7 +42,7 @@ def run(folder: Path, *arguments: str) -> tuple[dict[str, Any], dict[str, bytes]
     return json.loads(result.stdout), files
 
 
-class Pages(BaseHTTPRequestHandler):
+class Pages(QuietHandler):
     """The pages of a process."""
 
     endpoint = ""
@@ -53,25 +52,11 @@ class Pages(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(PAGES[self.path].replace(b"%s", self.endpoint.encode()))
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 @pytest.fixture
 def http_port() -> Iterator[int]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def closed_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with serving(Pages) as port:
+        yield port
 
 
 async def test_a_dead_process_is_named_and_the_others_are_in_the_archive(
@@ -91,7 +76,7 @@ async def test_a_dead_process_is_named_and_the_others_are_in_the_archive(
     await ensure_layout(zookeeper, root, {"proxy": RoleLayout(1, 1, 1), "broker": RoleLayout(1, 1, 1)})
     alive = make_node("proxy", state=NodeState.RUNNING, http_port=http_port)
     Pages.endpoint = f"{alive.endpoint:016x}"
-    dead = make_node("broker", state=NodeState.RUNNING, port=7100, http_port=closed_port())
+    dead = make_node("broker", state=NodeState.RUNNING, port=7100, http_port=free_port())
     processes = [Membership(zookeeper, root), Membership(zookeeper, root)]
     for process, node in zip(processes, (alive, dead), strict=True):
         await process.register(node)
@@ -122,7 +107,7 @@ async def test_a_dead_process_is_named_and_the_others_are_in_the_archive(
 
 
 def test_without_a_registry_there_is_a_bundle_that_says_so(tmp_path: Path) -> None:
-    said, files = run(tmp_path, "--target", f"zk://127.0.0.1:{closed_port()}/pubsub")
+    said, files = run(tmp_path, "--target", f"zk://127.0.0.1:{free_port()}/pubsub")
     assert said["registry"]
     assert json.loads(files["summary.json"])["cluster_not_asked"] == said["registry"]
     assert sorted(files) == ["machine.json", "summary.json"]

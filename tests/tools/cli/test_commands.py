@@ -16,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from comparison.processes import free_port
 from onebox.up import UpOptions, check_ports
 from pixiu.client.messages.message import Message
 from pixiu.errors import ConfigurationError, InvalidArgument, Offline, PixiuError, Undelivered
@@ -27,12 +28,6 @@ from tools.cli.messages import message_json, message_line
 from tools.cli.output import fail, operator, print_anywhere, print_json, visible
 
 runner = CliRunner()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_version() -> None:
