@@ -38,9 +38,11 @@ class Nsqd:
         return f"127.0.0.1:{self.port}"
 
     async def with_lookupd(self) -> None:
-        """Start an nsqlookupd, too, at which it registers."""
-        tcp, self.lookupd = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        """Start an nsqlookupd, too, at which it registers, and wait until it listens."""
+        http = free_port()
+        tcp, self.lookupd = f"127.0.0.1:{free_port()}", f"127.0.0.1:{http}"
         await self._run(LOOKUPD, "-tcp-address", tcp, "-http-address", self.lookupd)
+        await until(lambda: _listens(http), "nsqlookupd listens")
         self._arguments += ("-lookupd-tcp-address", tcp, "-broadcast-address", "127.0.0.1")
 
     async def _run(self, *command: Path | str) -> asyncio.subprocess.Process:
@@ -54,15 +56,7 @@ class Nsqd:
             NSQD, "-tcp-address", self.address, "-http-address", f"127.0.0.1:{self._http}", "-data-path", self._folder,
             *self._arguments,
         )  # fmt: skip
-        await until(self._listens, "nsqd listens")
-
-    async def _listens(self) -> bool:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        except OSError:
-            return False
-        writer.close()
-        return True
+        await until(lambda: _listens(self.port), "nsqd listens")
 
     async def stop(self) -> None:
         """End it: what is in its memory is in its files then."""
@@ -84,3 +78,12 @@ class Nsqd:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             await process.wait()
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
