@@ -67,6 +67,7 @@ MODULES: Final = {
         "publishers.permits publishers.rates records.big_rooms records.destinations records.gateway_batches "
         "records.offline_notices records.publisher records.signals"
     ),
+    "bridge": "core events",
     "broker": "core events fanout feeds multicast",
     "router": "core events",
     "gateway": (
@@ -75,11 +76,12 @@ MODULES: Final = {
         "clients.slow_consumers confirming core delivery.dedupe delivery.mail delivery.signals delivery.traces events "
         "grpc.subscriber mail.lane mail.queue mail.run membership.controls membership.devices membership.feedback "
         "membership.reporter membership.rooms mqtt.connection mqtt.login mqtt.publishing "
-        "mqtt.sockets mqtt.subscribing"
+        "mqtt.sockets mqtt.subscribing wills.core wills.events"
     ),
     "relay": (
         "chat core delivery.events delivery.limits delivery.saving delivery.session delivery.sessions delivery.slots "
-        "delivery.states delivery.window events login_conflicts mail.answers mail.core mail.devices mail.events"
+        "delivery.states delivery.window events login_conflicts mail.answers mail.core mail.devices mail.events "
+        "wills.core wills.events"
     ),
     "pi": (
         "checks core events inboxes.chunk inboxes.deletions inboxes.inbox inboxes.inbox_table inboxes.ranges inboxes.reading "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import sys
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,32 @@ def test_the_first_import_of_every_package_of_the_servers_decides(package: str) 
     ours = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     imported = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in ours]
     assert next(name for name in imported if name not in ("__future__", "sys")) == "cluster.core.compiled"
+
+
+def test_no_class_of_python_derives_from_a_compiled_one() -> None:
+    """mypyc refuses its first instance, so the role would not start where it is compiled."""
+    compiled, found = set(names()), list[str]()
+    for package in {*SERVERS, "cluster", "nsqdoor", "node", "pipeline", "ops", "tools", "pixiu"}:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if ".".join(path.relative_to(ROOT).with_suffix("").parts) in compiled:
+                continue
+            text = path.read_text()
+            if not any(f"from {module} import" in text for module in compiled):
+                continue
+            tree = ast.parse(text)
+            imported = {
+                alias.asname or alias.name: (node.module, alias.name)
+                for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in compiled for alias in node.names
+            }  # fmt: skip
+            for each in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+                for base in each.bases:
+                    name = base.value if isinstance(base, ast.Subscript) else base
+                    if isinstance(name, ast.Name) and name.id in imported and is_native(*imported[name.id]):
+                        found.append(f"{path.relative_to(ROOT)}: {each.name}({name.id})")
+    assert found == []
+
+
+def is_native(module: str | None, name: str) -> bool:
+    """Whether mypyc makes a class of its own of it: not of exceptions, tuples, enums and protocols."""
+    kind = getattr(importlib.import_module(str(module)), name)
+    return not issubclass(kind, BaseException | tuple | Enum) and not getattr(kind, "_is_protocol", False)
