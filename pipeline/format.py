@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pipeline.spark.options import read_options, write_options
+from pipeline.spark.options import check_foreign, read_options, write_options
 from pipeline.spark.schema import spark_schema
 from pipeline.spark.source import PixiuReader, PixiuStreamReader, with_schema
 from pipeline.topics import columns
@@ -34,6 +34,7 @@ class PixiuSource(DataSource):
 
     def schema(self) -> StructType:
         """The schema of the table, or of a topic, and of the columns that the options name."""
+        check_foreign(self.options)
         options = {name.lower(): value for name, value in self.options.items()}
         names = [part.strip() for part in options.get("columns", "").split(",") if part.strip()]
         headers = options.get("includeheaders", "").strip().lower()

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from pixiu.errors import InvalidArgument
@@ -26,6 +27,8 @@ MAX_PARTITION: Final = 127
 CLUSTER: Final = "cluster"
 MAX_MS: Final = MAX_ID // 1_000_000
 """Limit of times, Unix milliseconds."""
+LEAST_MS: Final = 978_307_200_000
+"""The year 2001, in Unix milliseconds: what is less are seconds, until the year 32970."""
 WHOLE: Final = re.compile("0|-?[1-9][0-9]*")
 """A whole number as JSON writes it: Python's `int` takes "00" and other scripts' digits too."""
 
@@ -106,7 +109,24 @@ def parse_times(option: str, text: str, partitions: tuple[int, int]) -> tuple[tu
         raise InvalidArgument(
             f'{option} is a time for each partition, Unix milliseconds, like {{"1": {1764445200000}}}, not {text!r:.200}'
         )
+    for at_ms in times.values():
+        check_ms(option, at_ms)
     return tuple(sorted(times.items()))
+
+
+def check_ms(option: str, at_ms: int) -> None:
+    """Raise `InvalidArgument` for a time that can only be in seconds."""
+    if at_ms < LEAST_MS:
+        when = datetime.fromtimestamp(at_ms / 1000, UTC).date()
+        raise InvalidArgument(f"option {option} is Unix milliseconds, and {at_ms} is {when}: of seconds, give {at_ms * 1000}")
+
+
+def check_order(where: str, begin: int, end: int, begin_ms: int, end_ms: int) -> None:
+    """Raise `InvalidArgument` for a range that ends before it begins. Words, which are negative, and times of 0 do not count."""
+    if 0 <= end < begin:
+        raise InvalidArgument(f"{where} would end at {end}, before its begin at {begin}: is one of starting and ending wrong?")
+    if 0 < end_ms < begin_ms:
+        raise InvalidArgument(f"{where} would end at time {end_ms}, before its begin at {begin_ms}: exchange them")
 
 
 def to_json(offsets: Mapping[int, int], cluster: str) -> dict[str, int | str]:

@@ -13,7 +13,18 @@ from typing import Final
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
-from pipeline.spark.offsets import EARLIEST, LATEST, MAX_MS, MAX_PARTITION, Wanted, is_whole, parse_times, parse_wanted
+from pipeline.spark.offsets import (
+    EARLIEST,
+    LATEST,
+    MAX_MS,
+    MAX_PARTITION,
+    Wanted,
+    check_ms,
+    check_order,
+    is_whole,
+    parse_times,
+    parse_wanted,
+)
 from pixiu.discovery.target import parse_target
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID
@@ -25,12 +36,23 @@ RANGE_OPTIONS: Final = (
 )  # fmt: skip
 TRIGGER_OPTIONS: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 READ_OPTIONS: Final = (
-    "target", "table", "columns", "includeHeaders", "partitions", "users", *RANGE_OPTIONS, *TRIGGER_OPTIONS, "reader",
+    "target", "topic", "table", "columns", "includeHeaders", "partitions", "users", *RANGE_OPTIONS, *TRIGGER_OPTIONS, "reader",
     "retrySeconds",
 )  # fmt: skip
-WRITE_OPTIONS: Final = ("target", "query", "kind", "idColumns", "level", "retrySeconds")
-SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "path"})
+WRITE_OPTIONS: Final = ("target", "topic", "query", "kind", "idColumns", "level", "retrySeconds")
+SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 """Spark's own options that it passes on."""
+PATHS: Final = ("path", "paths")
+"""Options in which Spark passes the argument of `load`, `save` and `start` on."""
+OF_KAFKA: Final = {
+    "subscribe": "the option is topic",
+    "subscribepattern": "a read has one topic, option topic: join several reads by unionByName",
+    "assign": "the option is topic; parts are chosen by startingOffsets",
+    "kafka.bootstrap.servers": "the option is target, zk://HOST:PORT/ROOT or HOST:PORT,… of proxies",
+    "kafka.group.id": "a query keeps its offsets in its checkpoint, and there are no groups",
+    "groupidprefix": "a query keeps its offsets in its checkpoint, and there are no groups",
+}
+"""Option of Spark's Kafka source → what to do here."""
 STREAM_ONLY: Final = (*TRIGGER_OPTIONS, "reader")
 BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 KINDS: Final = ("mail", "chat", "room")
@@ -132,6 +154,7 @@ class Given:
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
         self._values = {name.lower(): value for name, value in options.items()}
         names = {name.lower(): name for name in known}
+        check_foreign(options)
         for name in options:
             if name.lower() not in names and name.lower() not in SPARKS_OWN:
                 near = difflib.get_close_matches(name.lower(), names, 1)
@@ -160,6 +183,13 @@ class Given:
                 raise InvalidArgument(f"option {name} is a list like 1,2,3 of numbers from {least} to {most}, not {text!r:.100}")
         return tuple(int(text) for text in found)
 
+    def time_ms(self, name: str) -> int:
+        """Unix milliseconds; 0: not given."""
+        found = self.number(name, 0, 1, MAX_MS)
+        if found:
+            check_ms(name, found)
+        return found
+
     def seconds(self, name: str, default: str) -> float:
         """A duration."""
         text = self.text(name, default)
@@ -180,7 +210,10 @@ class Given:
     def target(self) -> str:
         text = self.text("target")
         if not text:
-            raise InvalidArgument('option target is missing: .option("target", "zk://HOST:PORT/ROOT"), or HOST:PORT,… of processes')
+            raise InvalidArgument(
+                'option target is missing: .option("target", "zk://HOST:PORT/ROOT"), or HOST:PORT,… of processes; in SQL '
+                "SELECT … FROM table WITH ('target' = 'zk://HOST:PORT/ROOT'), as Spark does not pass on what CREATE TABLE has"
+            )
         parse_target(text)
         return text
 
@@ -192,6 +225,18 @@ class Given:
         if len(text) > MAX_NAME:
             raise InvalidArgument(f"option {name} has at most {MAX_NAME} characters, this one {len(text)}")
         return text
+
+
+def check_foreign(options: Mapping[str, str]) -> None:
+    """Refuse a name that was given as a path, with which mail would be read, and options of Kafka. Raises `InvalidArgument`."""
+    for name, value in options.items():
+        if name.lower() in PATHS:
+            raise InvalidArgument(
+                f"{value!r:.140} was given as a path, to load, save or start, and there are no paths: for a durable topic use option "
+                'topic, .option("topic", "clicks")'
+            )
+        if name.lower() in OF_KAFKA:
+            raise InvalidArgument(f"{name} is an option of Kafka: {OF_KAFKA[name.lower()]}")
 
 
 def check_ranges(given: Given, *, streaming: bool) -> None:
@@ -259,7 +304,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     starting, ending = (
         replace(
             wanted,
-            time_ms=given.number(f"{end}Timestamp", 0, 1, MAX_MS),
+            time_ms=given.time_ms(f"{end}Timestamp"),
             times_ms=parse_times(f"{end}OffsetsByTimestamp", given.text(f"{end}OffsetsByTimestamp"), (0, MAX_PARTITION)),
         )
         for end, wanted in (("starting", starting), ("ending", ending))
@@ -268,6 +313,10 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         left_out = sorted(wanted.named - partitions) if partitions else []
         if left_out:
             raise InvalidArgument(f"the {end} offsets name partition {left_out[0]}, which option partitions leaves out")
+    check_order("the read", starting.word, ending.word, starting.time_ms, ending.time_ms)
+    for each in sorted(starting.named | ending.named):
+        times = starting.at_ms(each), ending.at_ms(each)
+        check_order(f"Xiu partition {each}", starting.of(each), ending.of(each), *times)
     users = given.numbers("users", 1, MAX_ID)
     if len(users) > MAX_USERS:
         raise InvalidArgument(f"option users names {len(users)}; at most {MAX_USERS}: read all and filter")

@@ -17,10 +17,12 @@ import time
 from concurrent.futures import Future
 from typing import Final
 
+from pixiu.discovery.reachable import check_reachable
 from pixiu.discovery.target import parse_address
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
 from pixiu.discovery.zookeeper import ZooKeeper
+from pixiu.errors import NotServed
 
 CONNECT_S: Final = 10.0
 IDLE_S: Final = 20.0
@@ -71,15 +73,20 @@ class _Session:
 
 def view_of(target: str) -> View:
     """The registry's view of a cluster, as watches have brought it. Raises RegistryUnavailable if there is no session yet and none
-    can be had."""
+    can be had, at once where nobody listens; NotServed if there is no cluster at this root."""
     key = os.getpid(), target
+    if key not in _SESSIONS:
+        check_reachable(target)
     with _LOCK:
         session = _SESSIONS.get(key) or _SESSIONS.setdefault(key, _Session(target))
         session.used = time.monotonic()
     try:
-        return session.ready.result().view
+        view = session.ready.result().view
     except BaseException:
         with _LOCK:
             if _SESSIONS.get(key) is session:
                 del _SESSIONS[key]
         raise
+    if not view.layout.version:
+        raise NotServed(f"no cluster is registered at {target}: check its root, the path after the port")
+    return view

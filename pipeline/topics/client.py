@@ -23,6 +23,7 @@ from pipeline.spark.replicas import ASK_S, FIRST_PAUSE_S, MAX_PAUSE_S
 from pipeline.topics.columns import walk
 from pipeline.topics.epochs import Stored
 from pixiu.client.login import authorization
+from pixiu.discovery.reachable import check_reachable
 from pixiu.discovery.target import ProxyTarget, parse_target
 from pixiu.errors import InvalidArgument, NotAllowed, NotAuthenticated, PixiuError, Unavailable, error_of_code
 from pixiu.placement.slots import Part
@@ -186,6 +187,8 @@ class TopicClient:
 
     def _find_proxies(self) -> None:
         target = parse_target(self._target)
+        if isinstance(target, ProxyTarget) and not self.cluster:
+            check_reachable(self._target)  # nobody has answered yet: a wrong address, rather than a restart
         self._proxies = target.addresses if isinstance(target, ProxyTarget) else _registered(self._target)
         if not self._proxies:
             raise Again(f"no proxy is registered at {self._target}")

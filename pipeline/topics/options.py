@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.spark.offsets import EARLIEST, LATEST, MAX_MS, parse_times
+from pipeline.spark.offsets import EARLIEST, LATEST, check_order, parse_times
 from pipeline.spark.options import (
     RANGE_OPTIONS,
     TRIGGER_OPTIONS,
@@ -81,11 +81,14 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     check_words(starting.word, ending.word, streaming=streaming)
     starting, ending = (
         wanted.by_time(
-            given.number(f"{end}Timestamp", 0, 1, MAX_MS),
+            given.time_ms(f"{end}Timestamp"),
             parse_times(f"{end}OffsetsByTimestamp", given.text(f"{end}OffsetsByTimestamp"), (1, MAX_PART)),
         )
         for end, wanted in (("starting", starting), ("ending", ending))
     )
+    check_order("the read", starting.word, ending.word, starting.time_ms, ending.time_ms)
+    for part in sorted(dict(starting.offsets) | dict(ending.offsets) | dict(starting.times_ms) | dict(ending.times_ms)):
+        check_order(f"part {part}", starting.of(part), ending.of(part), starting.at_us(part) // 1000, ending.at_us(part) // 1000)
     return ReadOptions(
         target=given.target(),
         topic=_topic(given),

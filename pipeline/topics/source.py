@@ -111,20 +111,23 @@ class Planner:
 
     Args:
         topic: its client.
-        version: of the topic that was seen before.
+        place: that was seen before, of the same topic.
         only: parts that count; None: all.
         manifests: those that earlier plans have read.
     """
 
     def __init__(
-        self, options: ReadOptions, topic: TopicClient, version: int = 0, only: frozenset[int] | None = None,
+        self, options: ReadOptions, topic: TopicClient, place: Place | None = None, only: frozenset[int] | None = None,
         manifests: Manifests | None = None,
     ) -> None:  # fmt: skip
         self.options, self._topic = options, topic
         self._manifests = manifests or Manifests()
         self.lost = 0
         """Rows that are missing in the plan, as far as their number is known."""
-        self.description = topic.describe(version, DESCRIBED_S)
+        self.description = topic.describe(0, DESCRIBED_S)
+        if place is not None:
+            self._check(place)  # first: another topic may never have a version as high as this one's
+            self.description = topic.describe(place.version, DESCRIBED_S)
         self._stores: dict[int, topic_pb2.TopicStore] = {}
         """Number of a part → where its closed segments are."""
         self._groups = {part.number: part.group for part in parts_of(self.description) if only is None or part.number in only}
@@ -154,14 +157,14 @@ class Planner:
         """A place with the IDs of this topic and its cluster."""
         return replace(place, version=self.description.version, topic=self.description.topic, cluster=self._topic.cluster)
 
-    def check(self, place: Place) -> None:
+    def _check(self, place: Place) -> None:
         """Raise InvalidArgument if a place is in another topic or cluster."""
         if place.cluster != self._topic.cluster:
             raise other_cluster(place.cluster, self.options.target, self._topic.cluster)
         if place.topic != self.description.topic:
             raise InvalidArgument(
-                f"the checkpoint was made with topic {self.options.topic} of ID {place.topic}, and now its ID is "
-                f"{self.description.topic}: it was deleted and created again; use another checkpointLocation"
+                f"the checkpoint is of topic {place.topic}, and {self.options.topic} is topic {self.description.topic}: use another "
+                "checkpointLocation, or the topic that it was made with; one that was deleted and created again has another ID"
             )
 
     def tasks(self, ranges: Mapping[int, tuple[int, int]]) -> list[BlocksPartition]:
@@ -246,10 +249,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planner(self, place: Place | None = None, only: frozenset[int] | None = None) -> Planner:
         if self._topic is None:
             self._topic = TopicClient(self._options.target, self._options.topic, self._options.retry_s)
-        planner = Planner(self._options, self._topic, place.version if place else 0, only, self._manifests)
-        if place is not None:
-            planner.check(place)
-        return planner
+        return Planner(self._options, self._topic, place, only, self._manifests)
 
     def initialOffset(self) -> dict[str, object]:
         """The first offset of a query without a checkpoint."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
+from pipeline.format import PixiuSource
 from pipeline.reading import sentence_of
 from pipeline.spark.headers import headers_of, shipped, with_headers
 from pipeline.spark.offsets import EARLIEST, LATEST, from_json, parse_wanted, share_bytes, share_out, to_json
@@ -16,15 +20,32 @@ from pixiu.errors import InvalidArgument
 from pixiu.wire.export_tables import TABLES
 
 TARGET = {"target": "zk://127.0.0.1:2181/pubsub"}
+AT = 1_764_445_200_000
+"""Unix milliseconds."""
 
 
 @pytest.mark.parametrize(
     ("given_", "said"),
     [
         ({}, "option target is missing"),
+        ({}, "SELECT … FROM table WITH ('target' = 'zk://HOST:PORT/ROOT')"),
+        (TARGET | {"PATH": "clicks"}, "'clicks' was given as a path, to load, save or start, and there are no paths"),
+        (TARGET | {"paths": '["a"]'}, 'for a durable topic use option topic, .option("topic", "clicks")'),
+        (TARGET | {"subscribe": "clicks"}, "subscribe is an option of Kafka: the option is topic"),
+        (TARGET | {"subscribePattern": "c.*"}, "a read has one topic, option topic: join several reads by unionByName"),
+        ({"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers is an option of Kafka: the option is target, zk://"),
+        (TARGET | {"topics": "clicks"}, "no option 'topics' here; did you mean topic?"),
+        (TARGET | {"startingOffsets": '{"1": 9}', "endingOffsets": '{"1": 8}'}, "Xiu partition 1 would end at 8, before its begin"),
+        (TARGET | {"startingTimestamp": f"{AT + 1}", "endingTimestamp": f"{AT}"}, f"the read would end at time {AT}, before its"),
+        (
+            TARGET | {"startingTimestamp": f"{AT + 1}", "endingOffsetsByTimestamp": f'{{"1": {AT}}}'},
+            f"Xiu partition 1 would end at time {AT}, before its begin at {AT + 1}",
+        ),
+        (TARGET | {"endingTimestamp": "1764445200"}, "1764445200 is 1970-01-21: of seconds, give 1764445200000"),
+        (TARGET | {"startingOffsetsByTimestamp": '{"0": 1764445200}'}, "startingOffsetsByTimestamp is Unix milliseconds, and 176"),
         ({"target": "ftp://x"}, "unknown scheme"),
         (TARGET | {"startingOffset": "earliest"}, "no option 'startingOffset' here; did you mean startingOffsets?"),
-        (TARGET | {"zzz": "1"}, "no option 'zzz' here; there are target, table"),
+        (TARGET | {"zzz": "1"}, "no option 'zzz' here; there are target, topic, table"),
         (TARGET | {"table": "mails"}, "no table 'mails'; one of messages, inboxes"),
         (TARGET | {"columns": "bodies"}, "no column 'bodies'; it has xiu_partition"),
         (TARGET | {"partitions": "1,x"}, "option partitions is a list like 1,2,3 of numbers from 0 to 127, not 'x'"),
@@ -56,7 +77,7 @@ TARGET = {"target": "zk://127.0.0.1:2181/pubsub"}
             "give startingTimestamp or startingOffsetsBy",
         ),
         (TARGET | {"startingOffsetsByTimestampStrategy": "error"}, "needs startingTimestamp or startingOffsetsByTimestamp"),
-        (TARGET | {"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "x"}, "one of latest, error, not 'x'"),
+        (TARGET | {"startingTimestamp": f"{AT}", "startingOffsetsByTimestampStrategy": "x"}, "one of latest, error, not 'x'"),
         (TARGET | {"partitions": "0", "startingOffsets": '{"1": 5}'}, "name partition 1, which option partitions leaves out"),
         (TARGET | {"maxRecordsPerPartition": "0"}, "option maxRecordsPerPartition is a number from 1"),
         (TARGET | {"table": "inboxes", "includeHeaders": "true"}, "option includeHeaders is for table messages"),
@@ -99,9 +120,9 @@ def test_options_have_kafkas_names_in_any_case() -> None:
     assert [batch.starting.of(partition) for partition in (0, 1)] == [7, EARLIEST]
     assert batch.users == (1, 2)
     assert [name for name, _ in batch.columns] == ["body", "seq"]
-    timed = read_options(TARGET | {"startingOffsetsByTimestamp": '{"3": 7000}'}, streaming=True)
+    timed = read_options(TARGET | {"startingOffsetsByTimestamp": f'{{"3": {AT}}}'}, streaming=True)
     assert [(timed.starting.at_ms(partition), timed.starting.of(partition)) for partition in (3, 0)] == [
-        (7000, LATEST),
+        (AT, LATEST),
         (0, LATEST),
     ]
     waiting = read_options(TARGET | {"minOffsetsPerTrigger": "9", "maxTriggerDelay": "90s"}, streaming=True).limits
@@ -115,6 +136,25 @@ def test_a_write_needs_a_name_that_stays() -> None:
         write_options(TARGET | {"query": "q", "kind": "letter"})
     found = write_options(TARGET | {"query": "q", "idColumns": "a, b", "checkpointLocation": "/x"})
     assert (found.kind, found.id_columns, found.level) == ("mail", ("a", "b"), "replicated")
+
+
+@pytest.mark.parametrize("topic", [{}, {"topic": "orders"}])
+def test_a_name_given_as_a_path_is_refused_at_once(topic: dict[str, str]) -> None:
+    """`load("clicks")` would read all mail, and `save("clicks")` send it."""
+    schema = StructType([StructField("body", BinaryType())])
+    source = PixiuSource(TARGET | topic | {"path": "clicks", "query": "q"})
+    steps: list[Callable[[], object]] = [
+        source.schema,
+        lambda: source.reader(schema),
+        lambda: source.streamReader(schema),
+        lambda: source.writer(schema, False),
+        lambda: source.streamWriter(schema, False),
+    ]
+    for step in steps:
+        with pytest.raises(InvalidArgument, match="'clicks' was given as a path.* use option topic"):
+            step()
+    with pytest.raises(InvalidArgument, match="subscribe is an option of Kafka"):
+        PixiuSource(TARGET | topic | {"subscribe": "clicks"}).schema()
 
 
 def test_offsets_come_back_from_a_checkpoint() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import itertools
 import pickle
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from pixiu.errors import Gone, InvalidArgument, Overloaded
 from pixiu.wire.v1 import export_pb2
 
 TARGET = {"target": "127.0.0.1:7000"}
+AT = 1_764_445_200_000
+"""Unix milliseconds of position 0."""
 HERE = "a" * 16
 ROW = 100
 """Bytes of a row."""
@@ -78,7 +81,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
             taken = between[: max(1, limit_bytes // ROW) if limit_bytes else limit]
             return export_pb2.BoundsReply(
                 role="xiu", partition=partition, first=floor, end=last + 1, rows=len(between), leads=True,
-                advanced=taken[-1] + 1 if taken else begin, at=next((p for p in rows if p >= at_us // 1000), last + 1),
+                advanced=taken[-1] + 1 if taken else begin, at=next((p for p in rows if p >= at_us // 1000 - AT), last + 1),
                 bytes=ROW * len(taken if limit_bytes else between),
             )  # fmt: skip
 
@@ -174,15 +177,17 @@ def test_a_start_by_time(cluster: Cluster) -> None:
     def tasks(**options: str) -> list[tuple[int, int, int]]:
         return ranges(PixiuReader(read_options(TARGET | options, streaming=False)).partitions())
 
-    assert tasks(startingTimestamp="4") == [(0, 4, 11), (1, 4, 6)]
-    assert tasks(startingTimestamp="8") == [(0, 8, 11)]
-    assert tasks(startingOffsetsByTimestamp='{"0": 9}') == [(0, 9, 11), (1, 0, 6)]
-    assert tasks(endingOffsetsByTimestamp='{"0": 3, "1": 99}') == [(0, 0, 3), (1, 0, 6)]
-    with pytest.raises(InvalidArgument, match=r"Xiu partition 1 has nothing since 8 .* startingOffsetsByTimestampStrategy=latest"):
-        tasks(startingTimestamp="8", startingOffsetsByTimestampStrategy="error")
+    assert tasks(startingTimestamp=str(AT + 4)) == [(0, 4, 11), (1, 4, 6)]
+    assert tasks(startingTimestamp=str(AT + 8)) == [(0, 8, 11)]
+    assert tasks(startingOffsetsByTimestamp=json.dumps({"0": AT + 9})) == [(0, 9, 11), (1, 0, 6)]
+    assert tasks(endingOffsetsByTimestamp=json.dumps({"0": AT + 3, "1": AT + 99})) == [(0, 0, 3), (1, 0, 6)]
+    with pytest.raises(
+        InvalidArgument, match=r"Xiu partition 1 has nothing since 1764445200008 .* startingOffsetsByTimestampStrategy=latest"
+    ):
+        tasks(startingTimestamp=str(AT + 8), startingOffsetsByTimestampStrategy="error")
     with pytest.raises(InvalidArgument, match="the starting offsets name Xiu partition 7; the cluster has 0 to 1"):
-        tasks(startingOffsetsByTimestamp='{"7": 9}')
-    reader = stream(startingOffsetsByTimestamp='{"0": 9}')
+        tasks(startingOffsetsByTimestamp=json.dumps({"7": AT + 9}))
+    reader = stream(startingOffsetsByTimestamp=json.dumps({"0": AT + 9}))
     assert reader.initialOffset() == {"0": 9, "1": 6, "cluster": HERE}
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
 
 from pipeline.reading import problem_of, sentence_of
+from pipeline.spark import registry
 from pipeline.spark import replicas as module
 from pipeline.spark.replicas import QUEUE_S, Replicas, Rows
-from pixiu.errors import DiskFull, Overloaded, PixiuError, Unavailable
+from pipeline.topics.client import TopicClient
+from pixiu.discovery.view import View
+from pixiu.errors import DiskFull, NotServed, Overloaded, PixiuError, RegistryUnavailable, Unavailable, Unreachable
 from pixiu.wire.export_tables import MESSAGES, columns_of
 from pixiu.wire.v1 import export_pb2
 
@@ -114,6 +121,30 @@ def read(monkeypatch: pytest.MonkeyPatch, turns: Turns) -> float:
     monkeypatch.setattr(found, "find", lambda: 1)
     assert list(found.read(ROWS)) == []
     return turns.now
+
+
+def test_a_target_without_a_cluster_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No port, no host, no root: nothing of it gets better by waiting."""
+    began = time.monotonic()
+    for target, said in (
+        ("zk://127.0.0.1:1/pubsub", "no ZooKeeper listens at 127.0.0.1:1; start a cluster with `pixiu up`"),
+        ("zk://nobody.invalid:2181/pubsub", r"no ZooKeeper listens at nobody.invalid:2181 .no host is named nobody.invalid"),
+    ):
+        with pytest.raises(RegistryUnavailable, match=said):
+            Replicas(target, "xiu").find()
+        with pytest.raises(RegistryUnavailable, match=said):
+            TopicClient(target, "clicks").describe()
+    with pytest.raises(Unreachable, match="no proxy listens at 127.0.0.1:1"):
+        TopicClient("127.0.0.1:1", "clicks").describe()
+    root = "zk://127.0.0.1:1/nope"
+    empty: Future[SimpleNamespace] = Future()
+    empty.set_result(SimpleNamespace(view=View()))
+    monkeypatch.setitem(registry._SESSIONS, (os.getpid(), root), cast(registry._Session, SimpleNamespace(ready=empty)))
+    with pytest.raises(NotServed, match=f"no cluster is registered at {root}: check its root"):
+        Replicas(root, "xiu").find()
+    with pytest.raises(NotServed, match=f"no cluster is registered at {root}: check its root"):
+        TopicClient(root, "clicks").describe()
+    assert time.monotonic() - began < 10, "less than one connection may take"
 
 
 def test_a_hold_is_an_error_where_no_replica_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:

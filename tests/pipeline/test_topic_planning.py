@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ from pixiu.wire.block import Message, Stamp, encode, stamped
 from pixiu.wire.v1 import topic_pb2
 
 TARGET = {"target": "127.0.0.1:7000", "topic": "orders"}
+AT = 1_764_445_200_000
+"""Unix milliseconds of offset 0."""
 HERE = "a" * 16
 
 
@@ -89,6 +92,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
 
         def describe(self, version: int = 0, max_age_s: float = 0) -> topic_pb2.TopicDescription:
             self.cluster = found.cluster
+            assert version <= found.version, "it would wait for a version that this topic never has"
             return found.description()
 
         def look(self, part: int, group: int) -> topic_pb2.TopicReadReply:
@@ -97,7 +101,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
             return topic_pb2.TopicReadReply(first=first, committed_end=end, sealed=sealed, store=found.store, mean_bytes=10)
 
         def offset_at(self, part: int, group: int, time_us: int) -> int:
-            return min(time_us // 1000, found.bounds[part][1])
+            return min(time_us // 1000 - AT, found.bounds[part][1])
 
         def read(self, part: int, group: int, begin: int, end: int) -> Iterator[topic_pb2.TopicReadReply]:
             found.asked.append((begin, end))
@@ -226,8 +230,9 @@ def test_a_gap_is_said_or_counted(topic: Topic, caplog: pytest.LogCaptureFixture
 def test_checkpoints_of_other_topics(topic: Topic) -> None:
     start = stream().initialOffset()
     topic.id = 8
-    with pytest.raises(InvalidArgument, match="of ID 7, and now its ID is 8: it was deleted and created again"):
-        stream().latestOffset(start, ReadAllAvailable())
+    for version in (1, 9):
+        with pytest.raises(InvalidArgument, match="the checkpoint is of topic 7, and orders is topic 8: use another checkpoint"):
+            stream().latestOffset({**start, "version": version}, ReadAllAvailable())
     topic.id, topic.cluster = 7, "b" * 16
     with pytest.raises(InvalidArgument, match=f"made with cluster {HERE}, and 127.0.0.1:7000 is cluster bbbb"):
         stream().partitions(start, start)
@@ -243,18 +248,20 @@ def test_batches(topic: Topic) -> None:
     assert planned() == [(1, 0, 100)]
     assert planned(minPartitions="3") == [(1, 0, 33), (1, 33, 66), (1, 66, 100)]
     assert planned(startingOffsets='{"1": 10}', endingOffsets='{"1": 20}') == [(1, 10, 20)]
-    assert planned(startingTimestamp="40", endingTimestamp="50") == [(1, 40, 50)]
+    assert planned(startingTimestamp=str(AT + 40), endingTimestamp=str(AT + 50)) == [(1, 40, 50)]
     topic.parts = {1: (0, 65536, topic_pb2.PART_SEALED, ()), 2: (0, 65536, topic_pb2.PART_OPEN, (1,))}
     topic.bounds[2] = [0, 300]
     assert planned() == [(1, 0, 100), (2, 0, 300)]
     assert planned(minPartitions="4") == [(1, 0, 100), (2, 0, 100), (2, 100, 200), (2, 200, 300)]
-    assert planned(startingTimestamp="150") == [(2, 150, 300)]
+    assert planned(startingTimestamp=str(AT + 150)) == [(2, 150, 300)]
     assert planned(maxRecordsPerPartition="150") == [(1, 0, 100), (2, 0, 150), (2, 150, 300)]
-    assert planned(endingOffsetsByTimestamp='{"2": 50}') == [(1, 0, 100), (2, 0, 50)]
-    assert planned(startingOffsetsByTimestamp='{"1": 90}') == [(1, 90, 100), (2, 0, 300)], "what follows is read whole"
-    assert planned(startingTimestamp="400") == []
-    with pytest.raises(InvalidArgument, match="part 2 of topic orders has nothing since 400"):
-        planned(startingTimestamp="400", startingOffsetsByTimestampStrategy="error")
+    assert planned(endingOffsetsByTimestamp=json.dumps({"2": AT + 50})) == [(1, 0, 100), (2, 0, 50)]
+    assert planned(startingOffsetsByTimestamp=json.dumps({"1": AT + 90})) == [(1, 90, 100), (2, 0, 300)], (
+        "what follows is read whole"
+    )
+    assert planned(startingTimestamp=str(AT + 400)) == []
+    with pytest.raises(InvalidArgument, match="part 2 of topic orders has nothing since 1764445200400"):
+        planned(startingTimestamp=str(AT + 400), startingOffsetsByTimestampStrategy="error")
     with pytest.raises(InvalidArgument, match="part 2 ends at offset 300, and 301 was asked for"):
         planned(endingOffsets='{"2": 301}')
 
@@ -264,6 +271,13 @@ def test_batches(topic: Topic) -> None:
     [
         ({"target": "127.0.0.1:1"}, "option topic is the name of a topic"),
         ({"topic": "x"}, "option target is missing"),
+        (TARGET | {"path": "clicks"}, "'clicks' was given as a path, to load, save or start, and there are no paths"),
+        (TARGET | {"startingOffsets": '{"1": 9}', "endingOffsets": '{"1": 8}'}, "part 1 would end at 8, before its begin at 9"),
+        (TARGET | {"startingTimestamp": str(AT + 1), "endingTimestamp": str(AT)}, f"the read would end at time {AT}, before"),
+        (
+            TARGET | {"startingTimestamp": "1764445200"},
+            "startingTimestamp is Unix milliseconds, and 1764445200 is 1970-01-21: of seconds, give 1764445200000",
+        ),
         (TARGET | {"columns": "bodies"}, "a topic has no column 'bodies'; it has part, offset"),
         (TARGET | {"startingOffsets": "begin"}, "startingOffsets is earliest, latest, or an offset for each part"),
         (TARGET | {"startingOffsets": "latest"}, "after latest there is nothing"),
@@ -283,7 +297,7 @@ def test_a_wrong_option_of_a_read_is_named(given_: dict[str, str], said: str) ->
 def test_options() -> None:
     assert read_options(TARGET, streaming=False).starting.word == EARLIEST
     assert read_options(TARGET, streaming=True).starting.word == LATEST
-    assert read_options(TARGET | {"startingTimestamp": "5"}, streaming=True).starting.word == BY_TIME
+    assert read_options(TARGET | {"startingTimestamp": str(AT)}, streaming=True).starting.word == BY_TIME
     assert read_options(TARGET, streaming=True).columns == tuple(TYPES)
     assert "headers" not in PixiuSource(TARGET | {"includeHeaders": "false"}).schema().names
     for given_, streaming, said in (
