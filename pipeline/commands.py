@@ -26,7 +26,7 @@ from pipeline.report import when
 from pipeline.session import open_session
 from pixiu.errors import InvalidArgument, PixiuError, Unavailable
 from pixiu.version import __version__
-from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, console, error_console, guarded, operator, print_json
+from tools.cli.output import DEFAULT_TARGET, AsJson, Target, Yes, console, error_console, guarded, operator, print_json, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,7 +163,16 @@ def audit(
 @pipeline.command()
 @guarded
 def skew(
-    target: Annotated[str, typer.Option("--target", "-t", help="The cluster whose stored mail is counted.", metavar="TARGET")] = "",
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            "-t",
+            help="The cluster whose stored mail is counted [default: PIXIU_TARGET, unless --log].",
+            metavar="TARGET",
+            show_default=False,
+        ),
+    ] = "",
     log: Annotated[str, typer.Option(help="Count this log instead: JSON lines, CSV or Parquet.", metavar="FILE")] = "",
     key: Annotated[str, typer.Option(help="The log's column that names the room or user.")] = "room",
     partitions: Annotated[
@@ -182,6 +191,7 @@ def skew(
     from pipeline.jobs import skew as job
 
     _needs_folder(html)
+    target = target or ("" if log else os.environ.get("PIXIU_TARGET", ""))
     options = job.SkewOptions(target, log, key, partitions, top)
     about = {"target": target} if target else {"log": log}
     run_job("skew", lambda spark: job.run(spark, options), master=master, as_json=as_json, out=out, html=html, about=about)
@@ -364,6 +374,7 @@ def record(
     import asyncio
 
     import pixiu
+    from pipeline import recording
 
     write = importlib.import_module("cluster.routes.recording").record  # the servers' own file; the pipeline is a client otherwise
 
@@ -373,11 +384,13 @@ def record(
 
     asyncio.run(make())
     route, _ = write(file, pattern, topic, deliver=not only, name=name)
+    files = recording.files_of(target)
     if as_json:
-        print_json({"route": route, "topic": topic, "file": str(file)})
+        print_json({"route": route, "topic": topic, "file": str(file), "proxies_read": files})
         return
     clients = "" if only else "; clients get them from it: processes of bridges read the same file (bridge.routes)"
-    console().print(f"{route}: {pattern} is stored in {topic}{clients}. Proxies read {file} by proxy.routes")
+    print_text(f"{route}, in {file}: {pattern} is stored in {topic}{clients}")
+    print_text(recording.read_by(file, files))
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ Source: docs/pipeline.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -15,7 +17,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pipeline.spark.options import check_foreign, read_options, write_options
+from pipeline.spark.options import ReadOptions, check_foreign, read_options, write_options
 from pipeline.spark.schema import spark_schema
 from pipeline.spark.source import PixiuReader, PixiuStreamReader, with_schema
 from pipeline.topics import columns
@@ -51,14 +53,14 @@ class PixiuSource(DataSource):
         options = dict(self.options)
         if self._is_topic:
             return TopicReader.of(options, schema)
-        return PixiuReader(with_schema(read_options(options, streaming=False), schema))
+        return PixiuReader(mail_options(options, schema, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Make the reader of `spark.readStream`."""
         options = dict(self.options)
         if self._is_topic:
             return TopicStreamReader.of(options, schema)
-        return PixiuStreamReader(with_schema(read_options(options, streaming=True), schema))
+        return PixiuStreamReader(mail_options(options, schema, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Make the writer of `df.write`."""
@@ -83,3 +85,18 @@ class PixiuSource(DataSource):
             return TopicStreamWriter.of(dict(self.options), schema)
         options = write_options(dict(self.options))
         return PixiuStreamWriter(options, columns_to_write(schema, options))
+
+
+def mail_options(options: Mapping[str, str], schema: StructType, *, streaming: bool) -> ReadOptions:
+    """The options of a read of a table, with the columns of a schema. If no option says what is read, a schema that fits a topic
+    is refused: of a table whose OPTIONS in CREATE TABLE name a topic Spark hands over the columns alone, and mail has some of them
+    too. Raises InvalidArgument."""
+    found, named = read_options(options, streaming=streaming), {name.lower() for name in options}
+    types = {name: kind for name, (kind, _) in columns.TYPES.items()}
+    if schema.names and named.isdisjoint(("table", "columns")) and all(types.get(f.name) == f.dataType for f in schema.fields):
+        raise InvalidArgument(
+            f"columns {', '.join(schema.names)} are those of a topic, and there is no option topic here: in SQL give it at each "
+            "use, WITH ('target' = '…', 'topic' = 'clicks'), as Spark does not pass on what CREATE TABLE has; for mail give option "
+            "table = messages"
+        )
+    return with_schema(found, schema)

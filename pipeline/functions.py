@@ -5,6 +5,8 @@
     body   ──▶ topic_of, content                inboxes        ──▶ receivers of each message
     names  ──▶ ids, for `named`: users and topics are 63 bits of a hash, which nothing turns back
 
+Of mail: each column has the function's name, `topic_of` the name `topic`. A row of a durable topic needs none of them but `named`.
+
     from pipeline import functions as decode
     mails.select(decode.lane("type"), decode.content("body", "flags"), decode.headers("ext")["tag"])
 
@@ -50,24 +52,24 @@ def _has(flags: Any, flag: int) -> Any:
 
 def lane(type_: Any = "type") -> Any:
     """The lane, 0 first."""
-    return f.shiftright(_column(type_), TYPE_BITS)
+    return f.shiftright(_column(type_), TYPE_BITS).alias("lane")
 
 
 def application_type(type_: Any = "type") -> Any:
     """The application's type, 0 to 63."""
-    return _column(type_).bitwiseAND((1 << TYPE_BITS) - 1)
+    return _column(type_).bitwiseAND((1 << TYPE_BITS) - 1).alias("application_type")
 
 
 def headers(ext: Any = "ext") -> Any:
     """The extension as a map of strings; null for what is no JSON object."""
-    return f.from_json(_column(ext).cast("string"), "map<string,string>")
+    return f.from_json(_column(ext).cast("string"), "map<string,string>").alias("headers")
 
 
 def topic_of(body: Any = "body", flags: Any = "flags") -> Any:
     """The MQTT topic before the body; null where there is none (flag 16)."""
     body = _column(body)
     size = f.conv(f.hex(f.substring(body, 1, 2)), 16, 10).cast("int")
-    return f.when(_has(flags, Flag.TOPIC), body.substr(f.lit(3), size).cast("string"))
+    return f.when(_has(flags, Flag.TOPIC), body.substr(f.lit(3), size).cast("string")).alias("topic")
 
 
 def content(body: Any = "body", flags: Any = "flags") -> Any:
@@ -75,19 +77,19 @@ def content(body: Any = "body", flags: Any = "flags") -> Any:
     bzip2, which their first bytes tell; null for what is damaged, in another form, or more than `MAX_CONTENT`."""
     packed = _has(flags, Flag.COMPRESSED | Flag.TOPIC)
     unpack = f.arrow_udf(_contents, "binary")
-    return f.when(packed, unpack(_column(body), _column(flags))).otherwise(_column(body))
+    return f.when(packed, unpack(_column(body), _column(flags))).otherwise(_column(body)).alias("content")
 
 
 def stamps(trace: Any = "trace") -> Any:
     """The stamps of a traced message, one of each hop that it passed."""
-    return f.arrow_udf(_stamps, STAMPS)(_column(trace))
+    return f.arrow_udf(_stamps, STAMPS)(_column(trace)).alias("stamps")
 
 
 def is_acknowledged(inbox_seq: Any = "inbox_seq", up_to: Any = "up_to", map_: Any = "map") -> Any:
     """True if a device has acknowledged an entry: `inboxes` joined with `acknowledgements` by user and lane."""
     ahead = (_column(inbox_seq) - _column(up_to) - 1).cast("int")
     bit = f.getbit(_column(map_), f.greatest(f.least(ahead, f.lit(63)), f.lit(0)))
-    return (ahead < 0) | ((ahead < 64) & (bit == 1))
+    return ((ahead < 0) | ((ahead < 64) & (bit == 1))).alias("is_acknowledged")
 
 
 # --- DataFrames

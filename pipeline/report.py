@@ -76,8 +76,8 @@ class Section:
 
     def heading(self, limit: int) -> str:
         """The title, with the number of rows and of those that are shown."""
-        shown = min(limit, len(self.rows))
-        return f"{self.title}: {shown:,} of {self.total:,}" if shown < self.total else f"{self.title}: {self.total:,}"
+        shown, rows = min(limit, len(self.rows)), f"{self.total:,} {'row' if self.total == 1 else 'rows'}"
+        return f"{self.title}: {shown:,} of {rows}" if shown < self.total else f"{self.title}: {rows}"
 
 
 @dataclass(slots=True)
@@ -108,12 +108,22 @@ class Report:
         for section in self.sections:
             if not section.total:
                 continue
-            table = Table(title=section.heading(SHOWN_ROWS), title_justify="left")
+            console.print(
+                section.heading(SHOWN_ROWS), style="italic", highlight=False, markup=False
+            )  # a title is as wide as its table
+            table = Table()
             for name in section.columns:
                 table.add_column(name)
             for row in section.rows[:SHOWN_ROWS]:
                 table.add_row(*section.shown(row))
             console.print(table)
+        if nothing := self.nothing_in():
+            console.print(nothing, highlight=False, markup=False)
+
+    def nothing_in(self) -> str:
+        """Name the tables without rows; empty: there are none."""
+        empty = [section.title for section in self.sections if not section.total]
+        return f"Nothing in: {', '.join(empty)}." if empty else ""
 
     def to_html(self) -> str:
         """Make one page, plots included."""
@@ -134,8 +144,8 @@ class Report:
                 for row in section.rows[:HTML_ROWS]:
                     parts.append("<tr>" + "".join(f"<td>{html.escape(text)}" for text in section.shown(row)))
                 parts.append("</table>")
-        if empty := [section.title for section in self.sections if not section.rows]:
-            parts.append(f"<p>Nothing in: {html.escape(', '.join(empty))}.")
+        if nothing := self.nothing_in():
+            parts.append(f"<p>{html.escape(nothing)}")
         return "\n".join(parts)
 
     def write_html(self, path: Path) -> None:
@@ -173,9 +183,11 @@ def _duration(ms: float) -> str:
     return f"{ms / 1000:.3g} s" if size < 120_000 else f"{ms / 60_000:,.0f} min"
 
 
-def when(at_us: int) -> str:
-    """A Unix time in microseconds as a date and a time in UTC."""
-    return datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def when(at_us: int, step_us: int = 1_000_000) -> str:
+    """A Unix time in microseconds as a date and a time in UTC, as fine as times that far apart need."""
+    digits = "seconds" if step_us >= 1_000_000 else "milliseconds" if step_us >= 1000 else "microseconds"
+    at = datetime.fromtimestamp(at_us // 1_000_000, UTC).replace(microsecond=at_us % 1_000_000)
+    return at.isoformat(timespec=digits).removesuffix("+00:00") + "Z"
 
 
 def _svg(bars: Bars) -> str:
@@ -191,17 +203,17 @@ def _svg(bars: Bars) -> str:
 
 def _columns(series: Series) -> str:
     most, title = max(series.values) or 1, html.escape(series.title)
-    each, base = PLOT_PX / len(series.values), PLOT_HEIGHT_PX + 18
+    each, base, step = PLOT_PX / len(series.values), PLOT_HEIGHT_PX + 18, series.step_us
     lines = [f'<h2>{title}</h2><svg width=800 viewBox="0 0 800 {base + 20}" role=img aria-label="{title}">']
     lines.append(f"<text x=0 y=12>most: {html.escape(text_of(float(most), series.unit))}</text>")
     for place, value in enumerate(series.values):
-        height, at = max(0.0, value / most * PLOT_HEIGHT_PX), when(series.begin_us + place * series.step_us)
+        height, at = max(0.0, value / most * PLOT_HEIGHT_PX), when(series.begin_us + place * step, step)
         lines.append(
             f'<rect x="{place * each:.1f}" y="{base - height:.1f}" width="{each * 0.85:.1f}" height="{height:.1f}">'
             f"<title>{at}: {html.escape(text_of(float(value), series.unit))}</title></rect>"
         )
-    end = when(series.begin_us + len(series.values) * series.step_us)
-    lines.append(f"<line x1=0 x2={PLOT_PX} y1={base} y2={base} /><text x=0 y={base + 15}>{when(series.begin_us)}</text>")
+    end = when(series.begin_us + len(series.values) * step, step)
+    lines.append(f"<line x1=0 x2={PLOT_PX} y1={base} y2={base} /><text x=0 y={base + 15}>{when(series.begin_us, step)}</text>")
     lines.append(f'<text x={PLOT_PX} y={base + 15} text-anchor="end">{end}</text>')
     return "".join(lines) + "</svg>"
 

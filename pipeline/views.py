@@ -11,11 +11,14 @@ Source: docs/pipeline.md, "Views".
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pipeline import functions as px
 from pipeline import register as register_format
+from pipeline.folders import is_connect
+from pipeline.spark.options import Given
+from pipeline.topics.client import TopicClient
 from pixiu.errors import InvalidArgument
 from pixiu.wire.export_tables import MESSAGES, TABLES
 
@@ -32,7 +35,8 @@ def register(spark: Any, target: str, *, topics: Sequence[str] = (), names: Any 
         names: of users: a DataFrame or a file, as in `pipeline.functions.named`.
         options: further ones of the reads, such as retrySeconds.
 
-    Raises InvalidArgument for topics whose views would have the same name.
+    Raises InvalidArgument for topics whose views would have the same name, and for one that does not exist; of a session of Spark
+    Connect the first query says the latter.
     """
     register_format(spark)
     found: dict[str, Any] = {}
@@ -48,6 +52,9 @@ def register(spark: Any, target: str, *, topics: Sequence[str] = (), names: Any 
         if name in found:
             raise InvalidArgument(f"topic {topic!r} and another one would both be view {name}: register one of them")
         found[name] = _read(spark, target, {"topic": topic, **options})
+        if not is_connect(spark):  # elsewhere the cluster may be out of reach
+            with TopicClient(target, topic, topics_retry_s(options)) as client:
+                client.describe()
     for name, frame in found.items():
         frame.createOrReplaceTempView(name)
     return list(found)
@@ -58,9 +65,15 @@ def decoded(messages: Any) -> Any:
     `type`, `flags`, `ext`, `trace` and `body`."""
     return messages.select(
         "msg_id", "xiu_partition", "seq", "snowflake_id", "key", "sender", "sent_at", "stored_at", "lifetime_min",
-        px.lane().alias("lane"), px.application_type().alias("application_type"), px.topic_of().alias("topic"),
-        px.headers().alias("headers"), px.stamps().alias("stamps"), px.content().alias("content"),
+        px.lane(), px.application_type(), px.topic_of(), px.headers(), px.stamps(), px.content(),
     )  # fmt: skip
+
+
+def topics_retry_s(options: Mapping[str, object]) -> float:
+    """Time limit for finding who knows a topic, seconds, of the options of a read."""
+    return Given(
+        {name: str(value) for name, value in options.items() if name.lower() == "retryseconds"}, ("retrySeconds",)
+    ).retry_s()
 
 
 def _read(spark: Any, target: str, options: dict[str, object]) -> Any:

@@ -10,9 +10,12 @@ needs none of them does not load them.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from pixiu.version import __version__
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is imported: else it prints each connection that a server ends
 
 if TYPE_CHECKING:
     from pixiu.client.client import Client, ClientStats, connect

@@ -183,6 +183,7 @@ def run(spark: Any, options: AuditOptions) -> tuple[Report, dict[str, Any]]:
         found[name] = frame.persist()
         report.sections.append(section_of(name, found[name]))
     report.findings = sum(section.total for section in report.sections if section.title not in ("unacknowledged", "dropped"))
+    report.facts["verdict"] = f"{report.findings:,} rows do not match" if report.findings else "everything matches"
     report.bars.append(Bars("What was found", tuple((section.title, float(section.total)) for section in report.sections), "rows"))
     report.series.append(series_of("Messages stored", tables.messages, "stored_at", "messages"))
     return report, found

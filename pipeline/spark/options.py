@@ -232,8 +232,8 @@ def check_foreign(options: Mapping[str, str]) -> None:
     for name, value in options.items():
         if name.lower() in PATHS:
             raise InvalidArgument(
-                f"{value!r:.140} was given as a path, to load, save or start, and there are no paths: for a durable topic use option "
-                'topic, .option("topic", "clicks")'
+                f"{value!r:.140} was given as a path, to load, save or start, and there are no paths: for a durable topic use "
+                'option topic, .option("topic", "clicks")'
             )
         if name.lower() in OF_KAFKA:
             raise InvalidArgument(f"{name} is an option of Kafka: {OF_KAFKA[name.lower()]}")

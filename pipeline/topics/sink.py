@@ -193,8 +193,8 @@ class TopicBatchWriter(DataSourceArrowWriter):
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> Self:
-        """Make one from a user's options. Raises InvalidArgument."""
-        return cls(write_options(options, streaming=False), columns_to_write(schema))
+        """Make one from a user's options. Raises InvalidArgument, also for a topic that does not exist."""
+        return cls(_checked(write_options(options, streaming=False)), columns_to_write(schema))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Run one task."""
@@ -211,8 +211,8 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> Self:
-        """Make one from a user's options. Raises InvalidArgument."""
-        return cls(write_options(options, streaming=True), columns_to_write(schema))
+        """Make one from a user's options. Raises InvalidArgument, also for a topic that does not exist."""
+        return cls(_checked(write_options(options, streaming=True)), columns_to_write(schema))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Run one task of a micro-batch."""
@@ -230,6 +230,13 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
         """Do nothing: the micro-batch is written again, and stored once."""
+
+
+def _checked(options: WriteOptions) -> WriteOptions:
+    """Ask for the topic in the driver: Spark tries a task several times, and puts the stack of each around the reason."""
+    with TopicClient(options.target, options.topic, options.retry_s) as topic:
+        topic.describe()
+    return options
 
 
 def _context() -> TaskContext:

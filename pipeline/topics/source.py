@@ -163,8 +163,8 @@ class Planner:
             raise other_cluster(place.cluster, self.options.target, self._topic.cluster)
         if place.topic != self.description.topic:
             raise InvalidArgument(
-                f"the checkpoint is of topic {place.topic}, and {self.options.topic} is topic {self.description.topic}: use another "
-                "checkpointLocation, or the topic that it was made with; one that was deleted and created again has another ID"
+                f"the checkpoint is of topic {place.topic}, and {self.options.topic} is topic {self.description.topic}: use "
+                "another checkpointLocation, or the topic of this one; what was deleted and created again has another ID"
             )
 
     def tasks(self, ranges: Mapping[int, tuple[int, int]]) -> list[BlocksPartition]:

@@ -190,6 +190,11 @@ class RoutedService:
         found = [self._file.problem] if self._file is not None and self._file.problem else []
         return "; ".join([*found, *self._problems.values()])
 
+    @property
+    def path(self) -> str:
+        """The file of routes, from the root on; empty: there is none."""
+        return str(Path(self._context.options.routes).resolve()) if self._context.options.routes else ""
+
     def status(self) -> list[Mapping[str, object]]:
         """Each route for `/health` and `pixiu routes status`."""
         found = list[Mapping[str, object]]()

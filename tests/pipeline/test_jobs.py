@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,9 +20,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import pixiu
+from pipeline import commands
 from pipeline.commands import _quiet_java, pipeline, run_job
 from pipeline.jobs.audit import AuditOptions
 from pipeline.jobs.skew import Load, SkewOptions, partitions_of, verdict
@@ -160,6 +163,38 @@ def test_a_report_shows_values_as_people_read_them() -> None:
     assert page.count("<rect") == 4
     for at in ("2026-01-01T00:00:00Z", "2026-01-01T00:02:00Z: 4 messages", "2026-01-01T00:03:00Z", "most: 4 messages"):
         assert at in page
+
+
+def test_a_report_names_rows_what_is_empty_and_times_as_fine_as_they_are() -> None:
+    report = Report("Archive", {}, [Section("archived", ("messages",), ((3000,),), 1), Section("holes", ("a",), (), 0)])
+    shown = Console(file=io.StringIO(), width=200)
+    report.show(shown)
+    assert isinstance(shown.file, io.StringIO)
+    text = shown.file.getvalue()
+    assert "archived: 1 row" in text, "that are rows of the table, and not messages"
+    assert "Nothing in: holes." in text
+    for step_us, labels in (
+        (400_000, ("2026-01-01T00:00:00.000Z: 1 messages", "2026-01-01T00:00:00.400Z: 1 messages", "2026-01-01T00:00:00.800Z: 1")),
+        (70, ("2026-01-01T00:00:00.000000Z: 1 messages", "2026-01-01T00:00:00.000070Z: 1 messages")),
+    ):
+        page = Report(
+            "R", series=[Series("Messages stored", 1_767_225_600_000_000, step_us, (1.0, 1.0, 1.0), "messages")]
+        ).to_html()
+        for label in labels:
+            assert page.count(f"<title>{label}") == 1
+
+
+def test_skew_takes_the_target_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Mapping[str, object] | None] = []
+
+    def run(_job: str, _run: object, *, about: Mapping[str, object] | None = None, **_options: object) -> None:
+        asked.append(about)
+
+    monkeypatch.setattr(commands, "run_job", run)
+    monkeypatch.setenv("PIXIU_TARGET", "127.0.0.1:7000")
+    for given in ([], ["--log", "log.csv"], ["-t", "127.0.0.1:7002"]):
+        assert CliRunner().invoke(pipeline, ["skew", *given]).exit_code == 0
+    assert asked == [{"target": "127.0.0.1:7000"}, {"log": "log.csv"}, {"target": "127.0.0.1:7002"}]
 
 
 def stored_alone(store: Store, uin: int, bodies: list[bytes]) -> list[int]:

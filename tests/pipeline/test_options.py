@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from pipeline.format import PixiuSource
 from pipeline.reading import sentence_of
@@ -16,6 +16,7 @@ from pipeline.spark.headers import headers_of, shipped, with_headers
 from pipeline.spark.offsets import EARLIEST, LATEST, from_json, parse_wanted, share_bytes, share_out, to_json
 from pipeline.spark.options import read_options, write_options
 from pipeline.spark.schema import arrow_schema, spark_schema
+from pipeline.topics.columns import TYPES
 from pixiu.errors import InvalidArgument
 from pixiu.wire.export_tables import TABLES
 
@@ -151,10 +152,24 @@ def test_a_name_given_as_a_path_is_refused_at_once(topic: dict[str, str]) -> Non
         lambda: source.streamWriter(schema, False),
     ]
     for step in steps:
-        with pytest.raises(InvalidArgument, match="'clicks' was given as a path.* use option topic"):
+        with pytest.raises(InvalidArgument, match=r"'clicks' was given as a path.* use option topic"):
             step()
     with pytest.raises(InvalidArgument, match="subscribe is an option of Kafka"):
         PixiuSource(TARGET | topic | {"subscribe": "clicks"}).schema()
+
+
+@pytest.mark.parametrize("ddl", [("body",), ("part", "offset", "body"), tuple(TYPES)])
+def test_a_topics_table_does_not_read_mail(ddl: tuple[str, ...]) -> None:
+    """Of CREATE TABLE … OPTIONS (topic …) Spark hands over the columns alone: `body` is one of mail, too."""
+    schema = StructType([StructField(name, TYPES[name][0]) for name in ddl])
+    source = PixiuSource(TARGET)
+    for made in (source.reader, source.streamReader):
+        with pytest.raises(InvalidArgument, match=r"there is no option topic here: in SQL give it at each use, WITH .'target' = "):
+            made(schema)
+    assert PixiuSource(TARGET | {"topic": "clicks"}).reader(schema)
+    body = StructType([StructField("body", BinaryType())])
+    assert PixiuSource(TARGET | {"table": "messages"}).reader(body)
+    assert PixiuSource(TARGET | {"columns": "body"}).reader(body)
 
 
 def test_offsets_come_back_from_a_checkpoint() -> None:

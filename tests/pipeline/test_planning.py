@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import itertools
+import json
 import pickle
 from dataclasses import dataclass, field
 from types import SimpleNamespace

@@ -134,7 +134,7 @@ def test_a_target_without_a_cluster_is_said_at_once(monkeypatch: pytest.MonkeyPa
             Replicas(target, "xiu").find()
         with pytest.raises(RegistryUnavailable, match=said):
             TopicClient(target, "clicks").describe()
-    with pytest.raises(Unreachable, match="no proxy listens at 127.0.0.1:1"):
+    with pytest.raises(Unreachable, match=r"no proxy listens at 127.0.0.1:1"):
         TopicClient("127.0.0.1:1", "clicks").describe()
     root = "zk://127.0.0.1:1/nope"
     empty: Future[SimpleNamespace] = Future()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
@@ -15,8 +16,10 @@ from typing import Any
 
 import pytest
 
+import pixiu
 from pipeline.queries import BUSY, TRIES, run_to_end, until_not_busy
 from pipeline.session import SHUFFLE
+from pixiu.errors import InvalidArgument
 from pixiu.ids import topic_room, uin_of_name
 from pixiu.wire.record import STAMP, Flag
 from tests.pipeline.conftest import Store
@@ -140,7 +143,7 @@ def test_decoders_and_views(spark: Any, store: Store, tmp_path: Path) -> None:
     (second,) = spark.sql("select * from pixiu_messages where key_name = 'ann'").collect()
     assert second.key == ann
     packed = spark.createDataFrame([(gzip.compress(b"packed"), 8), (b"\0\3a/bplain", 16), (b"plain", 0)], "body binary, flags int")
-    shown = packed.select(px.content().alias("content"), px.topic_of().alias("topic")).collect()
+    shown = packed.select(px.content(), px.topic_of()).collect()
     assert [(bytes(row.content), row.topic) for row in shown] == [(b"packed", None), (b"plain", "a/b"), (b"plain", None)]
     trace = STAMP.pack(2, 1, 0, 7, 1_000_000, 3_000_000)
     (stamp,) = spark.createDataFrame([(trace,)], "trace binary").select(px.stamps().alias("stamps")).first().stamps
@@ -149,6 +152,12 @@ def test_decoders_and_views(spark: Any, store: Store, tmp_path: Path) -> None:
         [(5, 5, 0), (6, 5, 0), (7, 5, 2), (69, 5, -(1 << 63)), (70, 5, -1)], "inbox_seq long, up_to long, map long"
     )
     assert [row.done for row in seen.select(px.is_acknowledged().alias("done")).collect()] == [True, False, True, True, False]
+    columns = px.lane(), px.application_type(), px.topic_of(), px.headers(), px.stamps(), px.content()
+    names = ["lane", "application_type", "topic", "headers", "stamps", "content"]
+    assert batch(spark, store).select(*columns).where(px.lane() == 0).columns == names
+    assert seen.select(px.is_acknowledged()).columns == ["is_acknowledged"]
+    with pytest.raises(InvalidArgument, match="there is no topic nope"):
+        views.register(spark, store.target, topics=["nope"])
     topic = px.ids(spark.createDataFrame([("a/b",)], "name string"), "topic").first()
     assert (topic.name, topic.id) == ("a/b", topic_room("a/b"))
 
@@ -194,6 +203,54 @@ def test_a_table_of_the_catalog_needs_its_options_at_each_use(spark: Any, store:
     finally:
         for table in ("mails", "bodies"):
             spark.sql(f"drop table {table}")
+
+
+def test_a_name_given_as_a_path_is_refused(spark: Any, store: Store, tmp_path: Path) -> None:
+    """Spark passes it on as an option of the source, or of the sink."""
+    from pipeline.reading import sentence_of
+
+    rows = spark.range(1).selectExpr("1 as uin", "'x' as body")
+    ticks = spark.readStream.format("rate").load().selectExpr("1 as uin", "'x' as body")
+
+    def begin(path: str) -> None:
+        writer = ticks.writeStream.format("pixiu").option("target", store.target).option("query", "p")
+        run_to_end(partial(writer.option("checkpointLocation", f"{tmp_path}/checkpoint").start, path))
+
+    for step in (
+        spark.read.format("pixiu").option("target", store.target).load,
+        spark.readStream.format("pixiu").option("target", store.target).load,
+        rows.write.format("pixiu").mode("append").option("target", store.target).option("query", "p").save,
+        begin,
+    ):
+        with pytest.raises(Exception, match="was given as a path") as raised:  # whatever Spark wraps it in
+            step("clicks")
+        assert "'clicks' was given as a path, to load, save or start" in sentence_of(raised.value)
+
+
+def test_a_topics_table_in_the_catalog_does_not_read_mail(spark: Any, store: Store) -> None:
+    clicks = spark.createDataFrame([("buy",)], "body string")
+    create_clicks(store)
+    clicks.write.format("pixiu").mode("append").option("target", store.target).option("topic", "clicks-1").save()
+    options = f"options (target '{store.target}', topic 'clicks-1')"
+    spark.sql(f"create table clicks using pixiu {options}")
+    spark.sql(f"create table bodies_of_clicks (body binary) using pixiu {options}")
+    try:
+        for table in ("clicks", "bodies_of_clicks"):
+            with pytest.raises(Exception, match="there is no option topic here: in SQL give it at each use"):
+                spark.sql(f"select body from {table} with ('target' = '{store.target}')").collect()
+            rows = spark.sql(f"select body from {table} with ('target' = '{store.target}', 'topic' = 'clicks-1')").collect()
+            assert [bytes(row.body) for row in rows] == [b"buy"]
+    finally:
+        for table in ("clicks", "bodies_of_clicks"):
+            spark.sql(f"drop table {table}")
+
+
+def create_clicks(store: Store) -> None:
+    async def make() -> None:
+        async with pixiu.connect(store.target) as px:
+            await px.topics.create("clicks-1", if_missing=True)
+
+    asyncio.run(make())
 
 
 def test_pis_tables(spark: Any, store: Store) -> None:

@@ -236,5 +236,19 @@ def test_what_is_wrong_is_one_sentence(spark: Any, store: Store, options: dict[s
     assert "\n" not in sentence
 
 
+def test_a_sink_of_a_missing_topic_is_refused_before_any_task(spark: Any, store: Store, tmp_path: Path) -> None:
+    frame = spark.range(4).selectExpr("cast(id as string) as body")
+    ticks = spark.readStream.format("rate").load().selectExpr("'x' as body")
+    stream_ = with_options(ticks.writeStream.format("pixiu"), store, "none", {"checkpointLocation": str(tmp_path)})
+    for write in (
+        with_options(frame.write.format("pixiu").mode("append"), store, "none", {}).save,
+        lambda: stream_.start().awaitTermination(),
+    ):
+        with pytest.raises(Exception, match="there is no topic none") as raised:  # whatever Spark wraps it in
+            write()
+        assert "there is no topic none" in sentence_of(raised.value)
+        assert "Task" not in str(raised.value), "no task was tried"
+
+
 def create_once(store: Store) -> None:
     on_topics(store, lambda px: px.topics.create("wrong", if_missing=True))
