@@ -431,7 +431,8 @@ def test_the_examples_of_the_docs(spark: Any, store: Store, tmp_path: Path) -> N
             except Exception as error:  # a query goes on at its checkpoint, and a write of the same name adds nothing twice
                 if BUSY not in str(error) or attempt == TRIES:
                     raise
-    assert len(blocks) == 8
+    assert len(blocks) == 9
+    spark.sql("drop table clicks_table")
     of_ann = batch(spark, store, topic="clicks").where("key = 'ann'").count()
     assert of_ann == batch(spark, store, topic="clicks-of-ann").count() > 0
     assert names["query"].exception() is None

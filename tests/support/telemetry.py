@@ -97,7 +97,9 @@ def record(cluster: LocalCluster, pattern: str, topic: str, file: Path) -> None:
     """Have a route made by `pixiu pipeline record`, and wait until the proxies use it. `file`: that of `proxy.routes`."""
     made = cluster.pixiu("pipeline record", pattern, "--topic", topic, "--file", str(file), "--only", "--json")
     assert made.returncode == 0, made.stderr
-    name = json.loads(made.stdout)["route"]
+    said = json.loads(made.stdout)
+    assert set(said["proxies_read"]) == {str(file.resolve())}
+    name = said["route"]
 
     def used() -> bool:
         routes = cluster.pixiu("routes status", "--json").stdout
