@@ -17,7 +17,6 @@ import time
 from concurrent.futures import Future
 from typing import Final
 
-from pixiu.discovery.reachable import check_reachable
 from pixiu.discovery.target import parse_address
 from pixiu.discovery.view import View
 from pixiu.discovery.watcher import Discovery
@@ -73,10 +72,8 @@ class _Session:
 
 def view_of(target: str) -> View:
     """The registry's view of a cluster, as watches have brought it. Raises RegistryUnavailable if there is no session yet and none
-    can be had, at once where nobody listens; NotServed if there is no cluster at this root."""
+    can be had; NotServed if there is no cluster at this root."""
     key = os.getpid(), target
-    if key not in _SESSIONS:
-        check_reachable(target)
     with _LOCK:
         session = _SESSIONS.get(key) or _SESSIONS.setdefault(key, _Session(target))
         session.used = time.monotonic()

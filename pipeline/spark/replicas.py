@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from pipeline.spark.registry import view_of
 from pipeline.spark.schema import arrow_schema
+from pixiu.discovery.reachable import check_reachable
 from pixiu.discovery.target import ProxyTarget, parse_target
 from pixiu.discovery.view import Layout
 from pixiu.errors import (
@@ -103,7 +104,7 @@ class Replicas:
     Args:
         target: "zk://host:port/root", or "host:port,…" of some of them, which name the others.
         role: xiu or pi.
-        known: addresses found before.
+        known: addresses found before, in a task.
         retry_s: time limit for finding one that serves.
     """
 
@@ -116,7 +117,7 @@ class Replicas:
         """ID of the cluster, once the registry or a replica has reported it."""
         self.doubling = False
         """True if the role's partitions are being doubled, by the registry; without a registry it stays False."""
-        self._found_at = 0.0
+        self._found_at, self._is_task = 0.0, known is not None
         self._channels: dict[str, grpc.Channel] = {}
         self.leaders: set[str] = set()
         """Addresses of replicas that led when last asked."""
@@ -152,6 +153,8 @@ class Replicas:
         if isinstance(target, ProxyTarget):
             self._find_by_asking(target.addresses)
         else:
+            if not self.count and not self._is_task:
+                check_reachable(self._target)  # a wrong address is said at once; a task waits, as for a restart
             layout, self.addresses = _registered(self._target, self._role)
             wanted = layout.roles[self._role]
             self.count, self.doubling, self.cluster = wanted.n, wanted.next > wanted.n, layout.cluster

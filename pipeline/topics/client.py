@@ -79,10 +79,13 @@ class TopicClient:
         name: of the topic.
         retry_s: time limit for finding who serves, seconds.
         known: of a client in the driver; spares the questions to the registry and to proxies.
+        is_task: of a query that runs: it waits for proxies that do not listen now, as they may restart.
     """
 
-    def __init__(self, target: str, name: str, retry_s: float = 60.0, known: Known | None = None) -> None:
-        self._target, self.name, self._retry_s = target, name, retry_s
+    def __init__(
+        self, target: str, name: str, retry_s: float = 60.0, known: Known | None = None, *, is_task: bool = False
+    ) -> None:  # fmt: skip
+        self._target, self.name, self._retry_s, self._is_task = target, name, retry_s, is_task
         self._proxies = known.proxies if known else ()
         self.cluster = known.cluster if known else ""
         """ID of the cluster, once a proxy has reported it."""
@@ -187,7 +190,7 @@ class TopicClient:
 
     def _find_proxies(self) -> None:
         target = parse_target(self._target)
-        if isinstance(target, ProxyTarget) and not self.cluster:
+        if not self.cluster and not self._is_task:
             check_reachable(self._target)  # nobody has answered yet: a wrong address, rather than a restart
         self._proxies = target.addresses if isinstance(target, ProxyTarget) else _registered(self._target)
         if not self._proxies:

@@ -114,7 +114,7 @@ class TopicWriter:
     def write(self, batches: Iterator[pa.RecordBatch], query: str, epoch: int, partition: int) -> Written:
         """Run one task. Raises InvalidArgument if this epoch was written with other rows; Unavailable; refusals of leaders."""
         options = self._options
-        with TopicClient(options.target, options.topic, options.retry_s) as topic:
+        with TopicClient(options.target, options.topic, options.retry_s, is_task=True) as topic:
             task = _Task(topic, query, epoch, partition, options.retry_s)
             if self._cluster and self._cluster != topic.cluster:
                 raise other_cluster(self._cluster, options.target, topic.cluster)
@@ -194,7 +194,7 @@ class TopicBatchWriter(DataSourceArrowWriter):
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> Self:
         """Make one from a user's options. Raises InvalidArgument, also for a topic that does not exist."""
-        return cls(_checked(write_options(options, streaming=False)), columns_to_write(schema))
+        return cls(_checked(write_options(options, streaming=False), streaming=False), columns_to_write(schema))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Run one task."""
@@ -212,7 +212,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> Self:
         """Make one from a user's options. Raises InvalidArgument, also for a topic that does not exist."""
-        return cls(_checked(write_options(options, streaming=True)), columns_to_write(schema))
+        return cls(_checked(write_options(options, streaming=True), streaming=True), columns_to_write(schema))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Run one task of a micro-batch."""
@@ -232,9 +232,10 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         """Do nothing: the micro-batch is written again, and stored once."""
 
 
-def _checked(options: WriteOptions) -> WriteOptions:
-    """Ask for the topic in the driver: Spark tries a task several times, and puts the stack of each around the reason."""
-    with TopicClient(options.target, options.topic, options.retry_s) as topic:
+def _checked(options: WriteOptions, *, streaming: bool) -> WriteOptions:
+    """Ask for the topic in the driver, of a stream at each micro-batch: Spark tries a task several times, and puts the stack of
+    each around the reason."""
+    with TopicClient(options.target, options.topic, options.retry_s, is_task=streaming) as topic:
         topic.describe()
     return options
 

@@ -141,9 +141,11 @@ def test_a_target_without_a_cluster_is_said_at_once(monkeypatch: pytest.MonkeyPa
     empty.set_result(SimpleNamespace(view=View()))
     monkeypatch.setitem(registry._SESSIONS, (os.getpid(), root), cast(registry._Session, SimpleNamespace(ready=empty)))
     with pytest.raises(NotServed, match=f"no cluster is registered at {root}: check its root"):
-        Replicas(root, "xiu").find()
+        Replicas(root, "xiu", known={}).find()
     with pytest.raises(NotServed, match=f"no cluster is registered at {root}: check its root"):
-        TopicClient(root, "clicks").describe()
+        TopicClient(root, "clicks", is_task=True).describe()
+    with pytest.raises(Unavailable, match=r"not served for 0.2 s .127.0.0.1:1: connection refused"):
+        TopicClient("127.0.0.1:1", "clicks", 0.2, is_task=True).describe()  # a proxy that restarts
     assert time.monotonic() - began < 10, "less than one connection may take"
 
 
