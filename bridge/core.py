@@ -307,7 +307,7 @@ class Core(EventTable[ev.Effect]):
             why = outcome.why
             if verdict is Verdict.AGAIN:
                 entry.tries += 1
-                waits = max(outcome.after_s, waits if waits is not NEVER else 0.0)
+                waits = max(outcome.after_s, waits if waits != NEVER else 0.0)
                 self.why = why
                 if 0 < self._limits.max_tries <= entry.tries:
                     verdict, why = Verdict.SPLIT, f"given up after {entry.tries} tries: {why}"
@@ -326,7 +326,7 @@ class Core(EventTable[ev.Effect]):
             out.append(ev.Acknowledge(done))
         if letters:
             out.append(ev.Reject(letters))
-        if waits is not NEVER:
+        if waits != NEVER:
             self._rest_until = now + max(waits, self._backoff.next_s())
         elif done or letters:
             self._backoff.reset()

@@ -605,7 +605,7 @@ class Core:
         self.counters.records_refused += len(refused)
         if batch is not None:
             for index, error, text in refused:
-                position, later = batch.first + index, texts.STARTING_MS if text is texts.STARTING else 0
+                position, later = batch.first + index, texts.STARTING_MS if text == texts.STARTING else 0
                 ev.add_failure(batch.failures, ev.Failure(position, position, error.code, text, later))
 
     def _malformed(self, batch: Batch | None) -> None:

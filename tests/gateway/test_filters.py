@@ -163,8 +163,8 @@ def test_mqtt_5_shares_bytes_with_the_length_of_properties() -> None:
 def test_a_client_may_want_none_of_its_own_messages_and_retain_as_published() -> None:
     core = gateway()
     core.step(ev.ProxiesChanged((ev.Replica(EndpointID(9), 0),)), 0.0)
-    client(core, 1, *wanted("a/b", no_local=1), dialect=5)
-    client(core, 2, *wanted("a/b", retain_as_published=1), dialect=5)
+    client(core, 1, *wanted("a/b", no_local=True), dialect=5)
+    client(core, 2, *wanted("a/b", retain_as_published=True), dialect=5)
     own = message("a/b", 1, retain=True)
     turn(core, ev.Publish([(topic_room("a"), own)], 1))
     assert delivered(arrive(core, own)) == [(2, "a/b", 0, True, ())]

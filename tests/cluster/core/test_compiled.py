@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import importlib
 import sys
 from enum import Enum
@@ -137,30 +139,64 @@ def test_the_first_import_of_every_package_of_the_servers_decides(package: str) 
     assert next(name for name in imported if name not in ("__future__", "sys")) == "cluster.core.compiled"
 
 
-def test_no_class_of_python_derives_from_a_compiled_one() -> None:
-    """mypyc refuses its first instance, so the role would not start where it is compiled."""
-    compiled, found = set(names()), list[str]()
-    for package in {*SERVERS, "cluster", "nsqdoor", "node", "pipeline", "ops", "tools", "pixiu"}:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if ".".join(path.relative_to(ROOT).with_suffix("").parts) in compiled:
-                continue
-            text = path.read_text()
-            if not any(f"from {module} import" in text for module in compiled):
-                continue
-            tree = ast.parse(text)
-            imported = {
-                alias.asname or alias.name: (node.module, alias.name)
-                for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in compiled for alias in node.names
-            }  # fmt: skip
-            for each in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
-                for base in each.bases:
-                    name = base.value if isinstance(base, ast.Subscript) else base
-                    if isinstance(name, ast.Name) and name.id in imported and is_native(*imported[name.id]):
-                        found.append(f"{path.relative_to(ROOT)}: {each.name}({name.id})")
+@functools.cache
+def compiled_classes() -> dict[str, dict[str, ast.ClassDef]]:
+    """Module → name → class."""
+    trees = {name: ast.parse((ROOT / source_of(name)).read_text()) for name in names()}
+    return {name: {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)} for name, tree in trees.items()}
+
+
+def interpreted_children(server: str) -> list[str]:
+    """Classes of Python that derive from a compiled one which is no protocol."""
+    found = []
+    for path in sorted((ROOT / server).rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if module in compiled_classes():
+            continue
+        tree = list(ast.walk(ast.parse(path.read_text())))
+        known = {
+            each.asname or each.name: (node.module, each.name)
+            for node in tree
+            if isinstance(node, ast.ImportFrom)
+            for each in node.names
+        }
+        for node in (each for each in tree if isinstance(each, ast.ClassDef)):
+            for base in node.bases:
+                words = ast.unparse(base.value if isinstance(base, ast.Subscript) else base).split(".")
+                place, name = known.get(words[0], ("", ""))
+                if len(words) == 2:
+                    place, name = f"{place}.{name}", words[1]
+                compiled = compiled_classes().get(str(place), {}).get(name)
+                if compiled is not None and "Protocol" not in [ast.unparse(each) for each in compiled.bases]:
+                    found.append(f"{module}.{node.name} derives from {place}.{name}")
+    return found
+
+
+@pytest.mark.parametrize("server", [*SERVERS, "cluster", "node", "ops"])
+def test_no_class_of_python_derives_from_a_compiled_one(server: str) -> None:
+    """Making one of it raises TypeError in the compiled build."""
+    assert interpreted_children(server) == []
+
+
+def test_no_compiled_class_hands_on_arguments_that_it_does_not_know() -> None:
+    """Compiled, `super().__init__(**arguments)` passes the dictionary as the first argument."""
+    for module, classes in compiled_classes().items():
+        calls = [node for kind in classes.values() for node in ast.walk(kind) if isinstance(node, ast.Call)]
+        made = [node for node in calls if ast.unparse(node.func) == "super().__init__"]
+        assert [ast.unparse(node) for node in made if any(word.arg is None for word in node.keywords)] == [], module
+
+
+def test_no_compiled_module_asks_whether_a_number_or_text_is_the_same_object() -> None:
+    """Compiled, a float is no object, and a text of another module may be a second one."""
+    found = []
+    for name in names():
+        module = importlib.import_module(name)
+        for node in ast.walk(ast.parse((ROOT / source_of(name)).read_text())):
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
+                other = node.comparators[0]
+                if isinstance(other, ast.Name | ast.Attribute):
+                    with contextlib.suppress(NameError, AttributeError):  # a local name
+                        value = eval(ast.unparse(other), vars(module))
+                        if isinstance(value, int | float | str | bytes) and not isinstance(value, bool | Enum):
+                            found.append(f"{name}:{node.lineno}: {ast.unparse(node)}")
     assert found == []
-
-
-def is_native(module: str | None, name: str) -> bool:
-    """Whether mypyc makes a class of its own of it: not of exceptions, tuples, enums and protocols."""
-    kind = getattr(importlib.import_module(str(module)), name)
-    return not issubclass(kind, BaseException | tuple | Enum) and not getattr(kind, "_is_protocol", False)
