@@ -205,7 +205,7 @@ class Service(RoleShell):
             "under_way": self._core.under_way,
             "lent_workers": self.lender.lent,
             "routes": self._routed.status(),
-            "routes_file": self._routed.path,
+            "routes_file": self._routed.file_path,
             "degraded": self._ticket_keys.problem or self._routed.problem or None,
         }
 

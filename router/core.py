@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 from cluster.membership.events import Effect, MarkRooms, MarksLost, RoomsMarked
-from cluster.membership.map.lww_map import INSTANCE_SHIFT, Applied, LwwMap
+from cluster.membership.map.lww_map import INSTANCE_SHIFT, Applied
 from cluster.membership.map.updates import Update
 from cluster.membership.member.state import Speaker
 from cluster.membership.replica.core import ReplicaCore
 from cluster.membership.replica.forwards import ForwardOutcome, Group
-from pixiu.ids import KEPT_INSTANCE, EndpointID
+from pixiu.ids import KEPT_INSTANCE
 from pixiu.placement.partition import serves
 
 MARK: Final = 0
@@ -33,28 +33,8 @@ class Core(ReplicaCore):
     ROLE: ClassVar[str] = "router"
     SNAPSHOT_ROLES: ClassVar[tuple[str, ...]] = ("broker", "router")
 
-    def __init__(
-        self,
-        *,
-        endpoint: EndpointID,
-        partition: int,
-        heartbeat_s: float,
-        dead_after: int,
-        poll_interval_s: float,
-        gone_gateway_s: float,
-        membership: LwwMap | None = None,
-        guests: bool = False,
-    ) -> None:
-        super().__init__(
-            endpoint=endpoint,
-            partition=partition,
-            heartbeat_s=heartbeat_s,
-            dead_after=dead_after,
-            poll_interval_s=poll_interval_s,
-            gone_gateway_s=gone_gateway_s,
-            membership=membership,
-            guests=guests,
-        )
+    def register_own_events(self) -> None:
+        """See `ReplicaCore`."""
         self.on(MarkRooms, self._on_mark)
 
     def is_marked(self, room: int) -> bool:

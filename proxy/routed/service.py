@@ -191,8 +191,8 @@ class RoutedService:
         return "; ".join([*found, *self._problems.values()])
 
     @property
-    def path(self) -> str:
-        """The file of routes, from the root on; empty: there is none."""
+    def file_path(self) -> str:
+        """Absolute path of the file of routes; empty: there is none."""
         return str(Path(self._context.options.routes).resolve()) if self._context.options.routes else ""
 
     def status(self) -> list[Mapping[str, object]]:

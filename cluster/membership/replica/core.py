@@ -112,6 +112,10 @@ class ReplicaCore(MemberCore):
         on(ev.StoreChunk, self._on_store_chunk)
         on(ev.StoreLoaded, self._on_store_loaded)
         on(ev.StoreFailed, self._on_store_failed)
+        self.register_own_events()
+
+    def register_own_events(self) -> None:
+        """Register the events that this role alone has."""
 
     def heartbeat(
         self, peer: EndpointID, partition: int, partitions: int, now: float, key: int = 0

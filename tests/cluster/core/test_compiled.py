@@ -140,10 +140,18 @@ def test_the_first_import_of_every_package_of_the_servers_decides(package: str) 
 
 
 @functools.cache
+def compiled_trees() -> dict[str, ast.Module]:
+    """Compiled module → its syntax tree."""
+    return {name: ast.parse((ROOT / source_of(name)).read_text()) for name in names()}
+
+
+@functools.cache
 def compiled_classes() -> dict[str, dict[str, ast.ClassDef]]:
-    """Module → name → class."""
-    trees = {name: ast.parse((ROOT / source_of(name)).read_text()) for name in names()}
-    return {name: {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)} for name, tree in trees.items()}
+    """Compiled module → name → class."""
+    return {
+        name: {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        for name, tree in compiled_trees().items()
+    }
 
 
 def interpreted_children(server: str) -> list[str]:
@@ -172,7 +180,7 @@ def interpreted_children(server: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("server", [*SERVERS, "cluster", "node", "ops"])
+@pytest.mark.parametrize("server", [*SERVERS, "cluster", "node", "nsqdoor", "ops", "pipeline", "tools"])
 def test_no_class_of_python_derives_from_a_compiled_one(server: str) -> None:
     """Making one of it raises TypeError in the compiled build."""
     assert interpreted_children(server) == []
@@ -189,9 +197,9 @@ def test_no_compiled_class_hands_on_arguments_that_it_does_not_know() -> None:
 def test_no_compiled_module_asks_whether_a_number_or_text_is_the_same_object() -> None:
     """Compiled, a float is no object, and a text of another module may be a second one."""
     found = []
-    for name in names():
+    for name, tree in compiled_trees().items():
         module = importlib.import_module(name)
-        for node in ast.walk(ast.parse((ROOT / source_of(name)).read_text())):
+        for node in ast.walk(tree):
             if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
                 other = node.comparators[0]
                 if isinstance(other, ast.Name | ast.Attribute):
