@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pixiu.version import __version__
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is imported: else it prints each connection that a server ends
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when gRPC is imported: else it prints what peers send as it comes, unbounded
 
 if TYPE_CHECKING:
     from pixiu.client.client import Client, ClientStats, connect
