@@ -51,6 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, traces: Path) -> Iterator[
         "cluster.trace_fraction=0.5",
         f"gateway.trace_dir={traces}",
         "gateway.trace_file_s=1",
+        "gateway.trace_files=1000",  # on a busy machine the messages take longer than the default of 16 such files
         "broker.session_timeout_ms=30000",
     )
     arguments = ["--routers", "1", "--router-replicas", "1"]
