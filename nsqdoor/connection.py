@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from cluster.listeners.clients import host_of
+from cluster.listeners.clients import close_once, host_of
 from cluster.nsq.frames import Sent
 from cluster.trust.listener_tls import ListenerTls
 from nsqdoor.consumer import Consumer
@@ -303,7 +303,7 @@ class NsqConnection(asyncio.Protocol):
         self._over = True
         self._timer.cancel()
         if self._transport is not None:
-            self._transport.close()
+            close_once(self._transport)
         if self._publisher is not None:
             self._publisher.close()
         if self._task is not None and self._task is not asyncio.current_task():

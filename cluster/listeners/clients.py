@@ -118,6 +118,12 @@ class ClientRoleOptions(ClientListenerOptions):
                 yield listener.host_key, PLAIN.format(flag=listener.plain_flag)
 
 
+def close_once(transport: asyncio.Transport) -> None:
+    """Close a transport that is not closing yet. Any call raises AttributeError after asyncio's TLS transport was closed twice."""
+    if not transport.is_closing():
+        transport.close()
+
+
 def host_of(transport: asyncio.BaseTransport) -> str:
     """Return the address of the machine at the other end of a connection; empty if it is no longer known."""
     peer = transport.get_extra_info("peername")

@@ -35,7 +35,7 @@ from wsproto.events import (
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
-from cluster.listeners.clients import host_of
+from cluster.listeners.clients import close_once, host_of
 from cluster.listeners.origins import Origins
 from gateway.clients.clients import Clients
 
@@ -163,7 +163,7 @@ class WebSocketConnection(asyncio.Protocol):
             self.send(CloseConnection(code))
             self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._abort)
         elif self._wire is not None and self._websocket.state is not ConnectionState.LOCAL_CLOSING:
-            self._wire.close()
+            close_once(self._wire)
 
     # Inside.
 
@@ -189,7 +189,7 @@ class WebSocketConnection(asyncio.Protocol):
                     self.send(event.response())
                     self._end(payload)
                 elif self._wire is not None:
-                    self._wire.close()
+                    close_once(self._wire)
                 return
             elif isinstance(event, TextMessage):
                 self._give(payload)
@@ -212,7 +212,7 @@ class WebSocketConnection(asyncio.Protocol):
         if payload and self._inside is not None:
             self._inside.data_received(bytes(payload))
         if self._wire is not None and self.reads:
-            self._wire.close()
+            close_once(self._wire)
         else:
             self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._abort)
 
@@ -248,7 +248,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._wire.write(answer + self._websocket.send(RejectData(data=b"", body_finished=True)))
         except LocalProtocolError:  # no request has come yet
             pass
-        self._wire.close()
+        close_once(self._wire)
 
     def _broken(self, hint: Event | None) -> None:
         if isinstance(hint, RejectConnection):
@@ -335,7 +335,7 @@ class WebSocketTransport(asyncio.Transport):
         """Read from the connection again."""
         self._connection.reads = True
         if self._wire is not None and self._connection.ending:
-            self._wire.close()
+            close_once(self._wire)
         elif self._wire is not None:
             self._wire.resume_reading()
 

@@ -17,7 +17,7 @@ from cluster.access.tenants.use import TenantUse
 from cluster.core.contract import NEVER
 from cluster.core.reading_gate import Hold
 from cluster.core.turn import SMALL_READ_BYTES
-from cluster.listeners.clients import host_of
+from cluster.listeners.clients import close_once, host_of
 from cluster.mqtt import events as session_events
 from cluster.mqtt.events import CloseReason, Effect
 from cluster.mqtt.mail import Mails
@@ -665,7 +665,7 @@ class MQTTConnection(ClientSession):
             if effect.reason is CloseReason.SLOW_CONSUMER:
                 self._reset()
                 return
-            self._transport.close()
+            close_once(self._transport)
             if self._transport.get_write_buffer_size():
                 self._loop.call_later(CLOSE_TIMEOUT_S, self._reset)
 

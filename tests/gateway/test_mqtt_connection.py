@@ -75,6 +75,15 @@ async def test_a_closing_connection_is_not_written_to() -> None:
     assert len(wire.writes) == before
 
 
+async def test_a_connection_that_was_lost_in_this_turn_ends_for_what_it_sent_last() -> None:
+    """TLS marks its transport as closed at once, and tells the connection in the next turn."""
+    world = World()
+    connection, wire = mqtt_client(world)
+    wire.closed = True
+    connection.data_received(b"\xff" * 9)
+    assert world.closed_for == ["malformed"]
+
+
 async def test_many_channels_of_one_turn_are_joined_once() -> None:
     connection, wire = mqtt_client(World())
     before = len(wire.writes)

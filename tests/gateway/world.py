@@ -151,6 +151,7 @@ class Wire(asyncio.Transport):
         """Bytes that the client has not taken."""
         self.reading = True
         self.closed = False
+        self.closed_twice = False
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return self.socket if name == "socket" else default
@@ -161,6 +162,8 @@ class Wire(asyncio.Transport):
         self.writes.append(bytes(data))
 
     def get_write_buffer_size(self) -> int:
+        if self.closed_twice:
+            raise AttributeError("asyncio's TLS transport lets go of its protocol at the second close()")
         return self.buffered
 
     def pause_reading(self) -> None:
@@ -173,11 +176,12 @@ class Wire(asyncio.Transport):
         return self.closed
 
     def close(self) -> None:
-        self.closed = True
-        self.socket.close()
+        self.closed_twice = self.closed
+        self.abort()
 
     def abort(self) -> None:
-        self.close()
+        self.closed = True
+        self.socket.close()
 
     def packets(self) -> list[Packet]:
         """What the client was sent."""
