@@ -78,10 +78,9 @@ class LinkHandler(Protocol):
 class Links(Protocol):
     """The links of one process. Implemented by `cluster.links.endpoint.Endpoint`."""
 
-    @property
-    def late(self) -> bool:
-        """True while what is handed over came by datagrams during a pause of this process that was so long that its peers suspected
-        it: senders may have sent later messages to others."""
+    late: bool
+    """True while what is handed over came by datagrams during a pause of this process that was so long that its peers suspected it:
+    senders may have sent later messages to others."""
 
     def set_peers(self, peers: Iterable[Peer]) -> None:
         """Set the peers to heartbeat and send to; links to all others are closed, and their parcels settle as False."""

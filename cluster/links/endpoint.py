@@ -89,7 +89,6 @@ class Endpoint(Links):
         Raises `ConfigurationError` and `InvalidArgument`.
         """
         options.validate()
-        self._options = options
         self._core = LocalCore(
             endpoint,
             options,
@@ -101,6 +100,7 @@ class Endpoint(Links):
             ring=ring,
             role=role,
         )
+        self.late = False
         self._on_warning = on_warning
         self._udp_address_of, self._framed = udp_address_of, framed
         self._socket: socket.socket | None = None
@@ -141,7 +141,7 @@ class Endpoint(Links):
         try:
             sock.setblocking(False)
             for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-                sock.setsockopt(socket.SOL_SOCKET, option, self._options.receive_buffer_bytes)
+                sock.setsockopt(socket.SOL_SOCKET, option, self._core.port.options.receive_buffer_bytes)
             sock.bind(address)
         except OSError as error:
             sock.close()
@@ -248,11 +248,6 @@ class Endpoint(Links):
             self._resolver = loop.create_task(self._resolve())
         self._schedule_end()
 
-    @property
-    def late(self) -> bool:
-        """See `Links.late`."""
-        return self._core.pauses.late
-
     def set_attachment(self, peer: EndpointID, attachment: bytes) -> None:
         """Set a peer's attachment, as `Links.set_attachment`. Raises `InvalidArgument` above 512 bytes."""
         self._core.set_attachment(peer, attachment, self._now())
@@ -345,7 +340,7 @@ class Endpoint(Links):
             return
         now = loop.time()
         pauses = self._core.pauses
-        pauses.late = pauses.is_over(now, self._core.next_deadline())
+        self.late = pauses.is_over(now, self._core.next_deadline())
         pauses.turn(now)
         self._in_turn = self._in_input = True
         try:
@@ -357,7 +352,7 @@ class Endpoint(Links):
             if self._core.has_events:
                 self._core.dispatch(now)
         finally:
-            self._in_input = pauses.late = False
+            self._in_input = self.late = False
             try:
                 self._act_at_end(loop)
             finally:
@@ -366,7 +361,7 @@ class Endpoint(Links):
 
     def _receive_all(self, sock: socket.socket, now: float) -> None:
         receive_into, buffer, receive = sock.recvfrom_into, self._buffer, self._core.receive
-        for _ in range(DRAIN_LATE if self._core.pauses.late else DRAIN_DATAGRAMS):
+        for _ in range(DRAIN_LATE if self.late else DRAIN_DATAGRAMS):
             try:
                 # The buffer is a byte longer than any datagram: one that fills it was cut off, and is refused as oversized.
                 size, address = receive_into(buffer)
@@ -658,12 +653,12 @@ class Endpoint(Links):
 
 def work(switch: LocalSwitch, loop: asyncio.AbstractEventLoop) -> None:
     """Give the roles of a process their turns; what is beyond the bound waits for the next iteration of the loop."""
-    if not switch.waits():
+    if switch.working or not switch.ready:
         return
     try:
         switch.work(loop.time())
     finally:
-        if switch.waits() and not switch.continues:
+        if switch.ready and not switch.continues:
             switch.continues = True
             loop.call_soon(_continue, switch, loop)
 

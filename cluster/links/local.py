@@ -323,8 +323,8 @@ class LocalPort:
                 self.switch.look(other)
 
     def _hand_over(self, link: LocalLink, kind: int, box: Outbox, now: float, done: list[Delivery]) -> None:
-        link.sender.outputs.waited(now - box.oldest())
         items, size, settlements, _, _ = box.take(self.options.loopback_mtu_bytes)
+        link.sender.outputs.waited(now - box.since)
         count, sent, got, sender = len(items), link.sent, link.got, link.sender.id
         sent.local_batches_sent += 1
         sent.local_bytes_sent += size
@@ -414,7 +414,8 @@ class LocalSwitch:
         """Ports with input, in the order of their turns."""
         self._owed: list[tuple[list[tuple[Outbox, int]], list[Delivery]]] = []
         """Outcomes that wait: the queues, each with its last number, that must be empty up to it; and the deliveries."""
-        self._working = False
+        self.working = False
+        """True while `work` runs."""
         self.continues = False
         """True if the shell will call `work` again by itself."""
 
@@ -452,49 +453,49 @@ class LocalSwitch:
 
     def waits(self) -> bool:
         """Return True if `work` has something to do."""
-        return bool(self.ready) and not self._working
+        return bool(self.ready) and not self.working
 
     def work(self, now: float) -> None:
         """Give turns to all ports with input, at most `MAX_BATCHES` batches. Does nothing while it runs already."""
-        if self._working:
+        if self.working:
             return
-        self._working = True
+        self.working = True
         left, ready = MAX_BATCHES, self.ready
         try:
             while ready and left > 0:
                 port = ready.pop(next(iter(ready)))
-                left -= max(self._turn(port, now, left), 1)
+                done: list[Delivery] = []
+                port.taken = 0
+                try:
+                    if port.host is not None:
+                        port.run(port.host.take_local, partial(port.take, now, left, done))
+                finally:
+                    if port.incoming or port.beats or port.states or port.settled:
+                        self.look(port)
+                    if done:
+                        # As an acknowledgement, an outcome leaves after all that the receiver has passed on.
+                        waits: list[tuple[Outbox, int]] = []
+                        for link in port.links.values():
+                            if link.due:
+                                link.waiting(waits)
+                        self._owed.append((waits, done))
+                    if self._owed:
+                        self._settle()
+                left -= max(port.taken, 1)
         finally:
-            self._working = False
+            self.working = False
         for port in list(ready.values()):
             for link in list(port.incoming.values()):
                 link.drop_late(now, link.sender.options.push_back_ms / 1000)
                 link.sender.report(link)
 
-    def _turn(self, port: LocalPort, now: float, most: int) -> int:
-        done: list[Delivery] = []
-        port.taken = 0
-        try:
-            if port.host is not None:
-                port.run(port.host.take_local, partial(port.take, now, most, done))
-        finally:
-            if port.incoming or port.beats or port.states or port.settled:
-                self.look(port)
-            if done:
-                # As an acknowledgement, an outcome leaves after all that the receiver has passed on.
-                waits: list[tuple[Outbox, int]] = []
-                for link in port.links.values():
-                    if link.due:
-                        link.waiting(waits)
-                self._owed.append((waits, done))
-            if self._owed:
-                self._settle()
-        return port.taken
-
     def _settle(self) -> None:
         owed, self._owed = self._owed, []
         for waits, done in owed:
-            while waits and waits[-1][0].is_past(waits[-1][1]):
+            while waits:
+                box, number = waits[-1]
+                if box.bytes and box.first_number() <= number:
+                    break
                 waits.pop()
             if waits:
                 self._owed.append((waits, done))

@@ -14,16 +14,13 @@ LEAST_DOUBT_S: Final = 2.0
 
 
 class Pauses:
-    """The last turn of the event loop, and whether what is received came during a pause. Where there are peers to heartbeat, a turn
-    is due every second at least."""
+    """The last turn of the event loop. Where there are peers to heartbeat, a turn is due every second at least."""
 
-    __slots__ = ("_doubt_s", "_turn_at", "late")
+    __slots__ = ("_doubt_s", "_turn_at")
 
     def __init__(self, options: LinkOptions) -> None:
         self._doubt_s = max(LEAST_DOUBT_S, options.suspect_after * options.heartbeat_interval_ms / 1000)
         self._turn_at = float("inf")
-        self.late = False
-        """See `Links.late`."""
 
     def is_over(self, now: float, due: float) -> bool:
         """True if the turn at `now` is the first one after a pause; the next turn was `due`; monotonic seconds."""

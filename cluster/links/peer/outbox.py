@@ -71,7 +71,7 @@ make."""
 class Outbox:
     """Items of one kind (records or control) that wait for one carrier to one peer, lane 0 preferred."""
 
-    __slots__ = ("_lanes", "_settled", "_turn", "bytes", "number")
+    __slots__ = ("_lanes", "_settled", "_turn", "bytes", "number", "since")
 
     def __init__(self, lanes: int, settled: list[tuple[int, bool]]) -> None:
         self._lanes: tuple[deque[ItemRun], ...] = tuple(deque() for _ in range(lanes))
@@ -81,6 +81,8 @@ class Outbox:
         """Bytes that wait, including the cost of each run."""
         self.number = 0
         """Number of the run queued last."""
+        self.since = INFINITY
+        """Time at which the oldest run was queued that waited when `take` was called last."""
 
     def put(self, run: ItemRun, lane: int) -> None:
         """Queue a run; `overflow` bounds the queue afterwards."""
@@ -96,10 +98,6 @@ class Outbox:
             if lane and lane[0].number < first:
                 first = lane[0].number
         return first
-
-    def is_past(self, number: int) -> bool:
-        """Return True if no run up to this number waits."""
-        return not self.bytes or self.first_number() > number
 
     def _in_turn(self) -> Sequence[deque[ItemRun]]:
         """The lanes, both with waiting items, in the order in which they fill the next datagram."""
@@ -120,6 +118,10 @@ class Outbox:
         settlements: list[Settlement] = []
         size = 0
         lanes = self._lanes
+        self.since = INFINITY
+        for lane in lanes:
+            if lane and lane[0].queued_at < self.since:
+                self.since = lane[0].queued_at
         for lane in self._in_turn() if len(lanes) > 1 and lanes[0] and lanes[1] else lanes:
             while lane:
                 run = lane[0]
