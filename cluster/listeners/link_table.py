@@ -64,19 +64,15 @@ def kind_of(message: bytes) -> str | None:
 
     A message of one field, with at most 16 KiB, is recognized by its tag and length; all others are parsed.
     """
-    if len(message) >= 2 and message[0] in _BY_TAG and _is_whole(message):
-        return _BY_TAG[message[0]]
+    size = len(message) - 2
+    if size >= 0 and message[0] in _BY_TAG:
+        # It is one field if its length, a varint of one or two bytes after the tag, is that of the rest.
+        length = message[1]
+        if length == size if size < 128 else length >= 128 > message[2] and length - 128 + 128 * message[2] == size - 1:
+            return _BY_TAG[message[0]]
     try:
         control = control_pb2.Control.FromString(message)
     except DecodeError:
         return None
     kind: str | None = control.WhichOneof("body")
     return kind or ""
-
-
-def _is_whole(message: bytes) -> bool:
-    """Return True if a message is one field: its length, a varint of one or two bytes after the tag, is that of the rest."""
-    size = len(message) - 2
-    if size < 128:
-        return message[1] == size
-    return message[1] >= 128 > message[2] and message[1] - 128 + 128 * message[2] == size - 1

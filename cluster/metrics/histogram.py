@@ -25,12 +25,13 @@ class Histogram:
         labels: constant labels.
     """
 
-    __slots__ = ("_counts", "bounds", "labels", "name", "text", "total")
+    __slots__ = ("bounds", "counts", "labels", "name", "text", "total")
 
     def __init__(self, name: str, text: str, bounds: tuple[float, ...] = SECONDS, labels: Mapping[str, str] | None = None) -> None:
         self.name, self.text, self.bounds = name, text, bounds
         self.labels: Mapping[str, str] = labels or {}
-        self._counts = [0] * (len(bounds) + 1)
+        self.counts = [0] * (len(bounds) + 1)
+        """Number of values in each bucket."""
         self.total = 0.0
         """Sum of all values."""
 
@@ -38,13 +39,13 @@ class Histogram:
         """Count one value; one below 0 (clocks of two machines) counts as 0."""
         if value < 0.0:
             value = 0.0
-        self._counts[bisect_left(self.bounds, value)] += 1
+        self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def buckets(self) -> Iterator[tuple[float, int]]:
         """Yield (upper bound, number of values up to it), the last bound infinite."""
         count = 0
-        for bound, here in zip((*self.bounds, float("inf")), tuple(self._counts), strict=True):
+        for bound, here in zip((*self.bounds, float("inf")), tuple(self.counts), strict=True):
             count += here
             yield bound, count
 
