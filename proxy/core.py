@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from operator import itemgetter
 from typing import Final
 
 from cluster.core.contract import NEVER, EventTable, RecordsReceived, SendRecords, Settle, Settled, Tick
@@ -63,6 +64,7 @@ MAX_HELD_PARCELS = 10_000
 CHECKED_RECORDS = 100
 """First records of a publisher's stream whose CRC is checked, so that a client that computes it wrongly gets an error. The CRC of
 others is checked where the record leaves the cluster."""
+HANDLED: Final = itemgetter(1)
 NO_KIND: Final = -1
 NO_BIG_ROOMS = VRooms()
 NO_LIMITS = Rates()
@@ -353,7 +355,8 @@ class Core:
 
     def _on_gateway_published(self, event: ev.GatewayPublished, now: float, out: list[ev.Effect]) -> None:
         """Route what a gateway's clients published at QoS 1. It is a stream of one batch: none waits for another's outcome."""
-        batch = Batch(event.stream, 1, event.count, event.data, sessions=sessions_of(event.data, event.sessions))
+        sessions = sessions_of(event.data, event.sessions) if event.sessions else None
+        batch = Batch(event.stream, 1, event.count, event.data, sessions=sessions)
         self._streams[event.stream] = batches = deque((batch,))
         self._gateways.streams[event.stream] = event.gateway, event.number
         if self._limits is not None:
@@ -617,15 +620,15 @@ class Core:
     def _on_settled(self, event: Settled, now: float, out: list[ev.Effect]) -> None:
         finished: dict[int, None] = {}
         kept = self.kept
-        if kept.available and (lost := [token for token, handled in event.parcels if not handled]):
-            kept.learn(lost, self._tokens)
+        if kept.available and not all(map(HANDLED, event.parcels)):
+            kept.learn([token for token, handled in event.parcels if not handled], self._tokens)
         for token, handled in event.parcels:
             sent = self._tokens.pop(token, None)
             if sent is None and (outcomes := self._gateways.settled(token, handled)) is not None:
                 out += outcomes
                 continue
-            self._brokers.routes.settled(token)
-            self._relays.routes.settled(token)
+            if not self._brokers.routes.settled(token):
+                self._relays.routes.settled(token)
             if sent is None:
                 self._finish_big(self._big.settled(token, handled), finished)
                 continue
@@ -638,7 +641,7 @@ class Core:
                 self._offer_kept(again, batch, token)
                 returned = set(again)
                 records = [record for record in records if record not in returned]
-            offline = self._offline.take(records)
+            offline = self._offline.take(records) if self._offline.ids else []
             self.counters.records_offline += len(offline)
             if not handled and records:
                 self.counters.records_dropped += len(records)

@@ -41,7 +41,8 @@ class Routes(Generic[Target]):
         self._choose = choose
         self._waiting = waiting
         self._barrier_s = barrier_ms / 1000
-        self._cache: dict[int, Target] = {}
+        self.cache: dict[int, Target] = {}
+        """Key → target, for a loop over a batch; for a missing key call `target`."""
         self._under_way: dict[int, Target] = {}
         self._awaited: set[int] = set()
         self._awaited_of: Counter[Target] = Counter()
@@ -60,35 +61,33 @@ class Routes(Generic[Target]):
 
     def target(self, key: int) -> Target | None:
         """Find the target of a key's records now; `waiting` if they have to wait; None if nobody serves the key."""
-        found = self._cache.get(key)
+        found = self.cache.get(key)
         if found is None:
-            if len(self._cache) >= MAX_CACHED_KEYS:
-                self._cache.clear()
+            if len(self.cache) >= MAX_CACHED_KEYS:
+                self.cache.clear()
             found = self._choose(key)
             if found is not None:
                 if self._awaited and (key in self._moving or self._moves(key, found)):
                     found = self._waiting
                     self._moving.add(key)
-                self._cache[key] = found
+                self.cache[key] = found
         return found
-
-    @property
-    def cache(self) -> dict[int, Target]:
-        """The cache itself, for a loop over a batch; for a missing key call `target`."""
-        return self._cache
 
     def sent(self, token: int, target: Target) -> None:
         """Note that a parcel is under way to a target."""
         self._under_way[token] = target
 
-    def settled(self, token: int) -> None:
-        """Note that a parcel is no longer under way."""
+    def settled(self, token: int) -> bool:
+        """Note that a parcel is no longer under way. Returns False if it was none of these."""
         target = self._under_way.pop(token, None)
-        if target is not None and token in self._awaited:
+        if target is None:
+            return False
+        if token in self._awaited:
             self._awaited.remove(token)
             self._awaited_of[target] -= 1
             if not self._awaited:
                 self._end()
+        return True
 
     def change(
         self,
@@ -105,7 +104,7 @@ class Routes(Generic[Target]):
             gone: targets that are dead or suspected: parcels under way to them are not waited for.
             among: targets from which keys may have moved; None: any.
         """
-        self._cache.clear()
+        self.cache.clear()
         if not self._awaited:
             self.deadline = now + self._barrier_s
         lost = set(gone)
@@ -134,7 +133,7 @@ class Routes(Generic[Target]):
         self._awaited_of.clear()
         self._olds.clear()
         for key in self._moving:
-            if self._cache.get(key) == self._waiting:
-                del self._cache[key]
+            if self.cache.get(key) == self._waiting:
+                del self.cache[key]
         self._moving.clear()
         self.deadline = math.inf

@@ -35,13 +35,11 @@ class GatewayBatches:
     def resolved(self, stream: int, failures: Iterable[ev.Failure]) -> SendControl:
         """Forget a batch. Returns its outcome for the gateway."""
         gateway, number = self.streams.pop(stream)
-        found = [
-            control_pb2.RecordFailure(
+        outcome = control_pb2.PublishOutcome(number=number)
+        for each in failures:
+            outcome.failures.add(
                 first=each.first, last=each.last, code=each.code, text=each.text, retry_after_ms=each.retry_after_ms
             )
-            for each in failures
-        ]
-        outcome = control_pb2.PublishOutcome(number=number, failures=found)
         return self._send(gateway, [control_pb2.Control(publish_outcome=outcome).SerializeToString()], 1)
 
     def settled(self, token: int, handled: bool) -> list[SendControl] | None:

@@ -21,28 +21,26 @@ class OfflineNotices:
     """SnowflakeIDs of messages to offline users, with the number of times each was named: a signal's copies share one."""
 
     def __init__(self) -> None:
-        self._ids: dict[int, int] = {}
+        self.ids: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
 
     def add(self, ids: Iterable[int]) -> None:
         """Remember the SnowflakeIDs of a relay's notice."""
         for number in ids:
-            self._ids[number] = self._ids.get(number, 0) + 1
-        while len(self._ids) > MAX_NOTICED:
-            del self._ids[next(iter(self._ids))]
+            self.ids[number] = self.ids.get(number, 0) + 1
+        while len(self.ids) > MAX_NOTICED:
+            del self.ids[next(iter(self.ids))]
 
     def take(self, records: Iterable[bytes]) -> list[bytes]:
         """Take a settled parcel's records that a notice named; they are forgotten here."""
-        if not self._ids:
-            return []
         found: list[bytes] = []
         for record in records:
             number = int.from_bytes(record[SNOWFLAKE_AT:KEY_AT], "little")
-            times = self._ids.pop(number, 0)
+            times = self.ids.pop(number, 0)
             if times:
                 found.append(record)
             if times > 1:
-                self._ids[number] = times - 1
+                self.ids[number] = times - 1
         return found
