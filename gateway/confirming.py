@@ -79,7 +79,7 @@ class Confirming:
     their parcels too. `uniform` gives numbers in [0, 1) for jitter."""
 
     def __init__(self, next_number: Callable[[], int], vrooms: VRooms, uniform: Callable[[], float]) -> None:
-        self._next_number, self._vrooms = next_number, vrooms
+        self._next_number, self._vrooms, self._has_big = next_number, vrooms, vrooms.low < vrooms.high
         self._backoff = Backoff(FIRST_REST_S, MAX_REST_S, uniform)
         self._waiting: dict[int, deque[ev.Confirmable]] = {}
         """Key → messages that wait; a key with none of these has some in a batch."""
@@ -113,9 +113,10 @@ class Confirming:
         for message in event.messages:
             waiting = self._waiting.get(message.key)
             if waiting is None:
-                waiting = self._waiting[message.key] = deque()
+                self._waiting[message.key] = deque((message,))
                 self._lane_of(message.key).ready.append(message.key)
-            waiting.append(message)
+            else:
+                waiting.append(message)
 
     def set_proxies(self, replicas: tuple[ev.Replica, ...]) -> None:
         """Set the proxies that may be used. What others have not answered goes to these."""
@@ -147,7 +148,8 @@ class Confirming:
             for position in range(max(failure.first, 1), min(failure.last, len(errors)) + 1):
                 errors[position - 1] = error
         over = list(zip(batch.messages, errors, strict=True))
-        over += self._behind(over)
+        if event.failures:
+            over += self._behind(over)
         self.unresolved -= len(over)
         self._release(event.number)
         out.append(ev.Resolved(over))
@@ -188,7 +190,7 @@ class Confirming:
 
     def _lane_of(self, key: int) -> _Lane:
         home = self._homes[key % len(self._homes)]
-        return home.big if self._vrooms.is_big(key) else home.ordinary
+        return home.big if self._has_big and self._vrooms.is_big(key) else home.ordinary
 
     def _next_batch(self, proxy: _Proxy, lane: _Lane, now: float, out: list[ev.Effect]) -> None:
         taken: list[ev.Confirmable] = []
@@ -223,7 +225,7 @@ class Confirming:
         self._batches[number] = _Batch(proxy, lane, taken, size, now)
         lane.unanswered += size
         self.batches += 1
-        records = b"".join([message.record for message in taken])
+        records = taken[0].record if len(taken) == 1 else b"".join([message.record for message in taken])
         batch = control_pb2.PublishBatch(number=number, count=len(taken), records=records)
         if self.sessions:
             sessions = [self.sessions.get(message.sender.connection, 0) for message in taken]
@@ -234,7 +236,10 @@ class Confirming:
         """Forget a batch; what waits for its keys may leave."""
         batch = self._batches.pop(number)
         batch.lane.unanswered -= batch.size
-        for key in dict.fromkeys([message.key for message in batch.messages]):
+        keys: dict[int, None] = {}
+        for message in batch.messages:
+            keys[message.key] = None
+        for key in keys:
             if self._waiting[key]:
                 self._lane_of(key).ready.append(key)
             else:

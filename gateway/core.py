@@ -230,8 +230,9 @@ class Core(EventTable[ev.Effect]):
         """Time at which `Tick` is due, monotonic seconds; `NEVER` when nothing waits."""
         if self.joining.leaving:
             return 0.0
-        deadline = min(self.confirming.next_deadline(), self._proxy_routes.deadline, self.system.next_deadline())
-        deadline = min(deadline, self.joining.next_deadline())
+        deadline = min(self.confirming.next_deadline(), self._proxy_routes.deadline, self.joining.leave_at)
+        if self.index.system:
+            deadline = min(deadline, self.system.next_deadline())
         for reporter in (self.rooms, self.users):
             if reporter.waits:
                 deadline = min(deadline, reporter.next_deadline())
@@ -520,7 +521,7 @@ class Core(EventTable[ev.Effect]):
         """Send membership first, so that routers know it before a message that the client sends after it."""
         if self.joining.leaving:
             self.joining.leave_some(now)
-        if self.joining.next_deadline() <= now:
+        if self.joining.leave_at <= now:
             self.joining.leave_wide(now)
         for reporter in (self.rooms, self.users):
             if reporter.waits:
@@ -529,13 +530,14 @@ class Core(EventTable[ev.Effect]):
             self._moving, self._held = [], self._moving + self._held
         if self._held:
             self._send_published(out)
-        self.confirming.flush(now, out)
+        if self.confirming.unresolved:
+            self.confirming.flush(now, out)
         answers = self._end_signals() if self.signals.waiting else []
         traced = self.traces.finish() if self.traces.waiting else []
         if self.index.system:
             self.system.note(now)
             self.system.flush(now)
-        if self.fan_out.waiting:
+        if self.fan_out.dirty or self.fan_out.waits:
             self.counters.deliveries += self.fan_out.deliver(out)
         if traced:
             out.append(ev.KeepTraces(traced))

@@ -75,6 +75,8 @@ class Joining:
         """Connection → requests that are not answered yet."""
         self._lingering: dict[int, float] = {}
         """Room that no filter spans any more → time at which the gateway leaves it, ascending."""
+        self.leave_at = NEVER
+        """Time at which rooms are left that no filter spans any more; `NEVER`: there are none."""
         self.leaving: deque[ev.Closed] = deque()
         """Departed clients that are still in rooms."""
 
@@ -98,13 +100,15 @@ class Joining:
     def _lingers(self, room: int, login: bool, now: float) -> bool:
         """Note that the gateway enters or leaves a room for a filter that spans several. Returns True if routers need not know."""
         if login:
-            return self._lingering.pop(room, None) is not None
-        self._lingering[room] = now + LINGER_S
-        return True
+            found = self._lingering.pop(room, None) is not None
+        else:
+            self._lingering[room] = now + LINGER_S
+            found = True
+        self._set_time()
+        return found
 
-    def next_deadline(self) -> float:
-        """Time at which rooms are left that no filter spans any more; `NEVER`: there are none."""
-        return next(iter(self._lingering.values()), NEVER)
+    def _set_time(self) -> None:
+        self.leave_at = next(iter(self._lingering.values()), NEVER)
 
     def leave_wide(self, now: float) -> None:
         """Leave the rooms that no filter has spanned for a while."""
@@ -115,6 +119,7 @@ class Joining:
             due.append(room)
         for room in due:
             del self._lingering[room]
+        self._set_time()
         self.rooms.announce([Update(self._next_id(), room, THE_GATEWAY, False, 1) for room in due], now)
 
     def client(self, connection: int) -> Client | None:

@@ -57,6 +57,7 @@ from gateway.tenants.page import counted, system_topics
 from gateway.tenants.watch import TenantWatch
 from gateway.tickets.client import TicketClient
 from gateway.tickets.held import Tickets
+from gateway.wills.core import FIRST_TOKEN
 from gateway.wills.events import DeviceOpened
 from gateway.wills.service import WillPublisher
 from pixiu.discovery import paths
@@ -343,7 +344,8 @@ class Service(RoleShell):
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:
         """Note parcels that routers and proxies handled, or lost."""
         self._runner.step(Settled(settled))
-        self._wills.runner.step(Settled(settled))
+        if max(settled)[0] > FIRST_TOKEN:
+            self._wills.runner.step(Settled(settled))
 
     def on_peer_state(self, peer: EndpointID, state: PeerState) -> None:
         """Note that a router, relay or proxy is doubted, dead, or back."""

@@ -134,6 +134,7 @@ class Decoder:
         "_side",
         "_spent",
         "_unfinished",
+        "buffered_bytes",
         "dialect",
         "error",
         "has_more",
@@ -159,6 +160,8 @@ class Decoder:
         self._max_packet_bytes = max_packet_bytes
         self._max_filters = max_filters
         self._rest = bytearray()
+        self.buffered_bytes = 0
+        """Bytes of packets not yet returned: an incomplete one, or packets left for the next call."""
         self._needed = 0
         self.has_more = False
         self.translate: Callable[[Packet], Packet] | None = None
@@ -167,11 +170,6 @@ class Decoder:
         """True if the last call stopped at its limit, so that complete packets may be left."""
         self._unfinished: _Unfinished | None = None
         """The packet whose remaining filters are at the start of the kept bytes."""
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of packets not yet returned: an incomplete one, or packets left for the next call."""
-        return len(self._rest)
 
     def feed(self, data: bytes, most: int = 1 << 30) -> list[Packet]:
         """Decode the packets that `data` completes, at most `most`: see `has_more`. Never raises for data that arrived.
@@ -188,16 +186,17 @@ class Decoder:
             return packets
         if self._rest:
             self._rest += data
-            if len(self._rest) < self._needed:
+            self.buffered_bytes = len(self._rest)
+            if self.buffered_bytes < self._needed:
                 return packets
             data = bytes(self._rest)
-            self._rest = bytearray()
+            self._rest, self.buffered_bytes = bytearray(), 0
         try:
             used = self._decode(data, packets, most)
             self.has_more = self._spent and used < len(data)
             if used < len(data):
                 self._needed = 0 if self.has_more else self._check_beginning(data, used)
-                self._rest = bytearray(data[used:] if used else data)
+                self._rest, self.buffered_bytes = bytearray(data[used:] if used else data), len(data) - used
         except MalformedPacket as error:
             self.error = error
         except UnicodeDecodeError:

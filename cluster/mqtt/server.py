@@ -137,11 +137,11 @@ class ServerSession:
         "_limits",
         "_partial_since",
         "_resolve",
-        "_sending",
         "_silence_s",
         "_state",
         "_terms",
         "gate",
+        "sending",
         "subscriptions",
     )
 
@@ -180,7 +180,7 @@ class ServerSession:
         """The session, if it outlives its connection."""
         self._terms = _NO_TERMS
         self._aliases: Aliases | None = None
-        self._sending: Sending | None = None
+        self.sending: Sending | None = None
         """Messages to the client; created at the first message, because most connections get theirs as shared bytes."""
         self._counters = counters if counters is not None else OutboundCounters()
 
@@ -204,7 +204,7 @@ class ServerSession:
     @property
     def has_outgoing(self) -> bool:
         """True if `outgoing` would return something."""
-        return self._state is State.CONNECTED and self._sending is not None and self._sending.outbound.is_ready
+        return self._state is State.CONNECTED and self.sending is not None and self.sending.outbound.is_ready
 
     @property
     def waiting(self) -> int:
@@ -224,12 +224,12 @@ class ServerSession:
     @property
     def outbound_bytes(self) -> int:
         """Bytes of messages that wait until the client has read or acknowledged others."""
-        return self._sending.outbound.waiting_bytes if self._sending is not None else 0
+        return self.sending.outbound.waiting_bytes if self.sending is not None else 0
 
     @property
     def backlog(self) -> tuple[int, int]:
         """Messages that wait for an acknowledgement of the client, and bytes of messages that wait to be sent."""
-        outbound = self._sending.outbound if self._sending is not None else None
+        outbound = self.sending.outbound if self.sending is not None else None
         return (outbound.inflight, outbound.waiting_bytes) if outbound is not None else (0, 0)
 
     def next_deadline(self) -> float:
@@ -324,7 +324,7 @@ class ServerSession:
 
     def left_out(self) -> list[int]:
         """Take the identifiers of kept messages that were over or too large at `outgoing`: nobody waits for them."""
-        outbound = self._sending.outbound if self._sending is not None else None
+        outbound = self.sending.outbound if self.sending is not None else None
         if outbound is None or outbound.left_out is None:
             return []
         found, outbound.left_out = outbound.left_out, None
@@ -348,9 +348,9 @@ class ServerSession:
 
     def outgoing(self, max_bytes: int, now: float, now_ms: int) -> bytes:
         """Make packets of about `max_bytes` of what may leave now; empty if there is nothing. now_ms: Unix milliseconds."""
-        if self._sending is None or self._state is not State.CONNECTED:
+        if self.sending is None or self._state is not State.CONNECTED:
             return b""
-        return self._sending.outbound.take(max_bytes, self.gate.clock(now), now_ms)
+        return self.sending.outbound.take(max_bytes, self.gate.clock(now), now_ms)
 
     def timeout(self, now: float) -> list[Effect]:
         """Run the action of a time-out if the time of `next_deadline` has come; else nothing."""
@@ -402,8 +402,8 @@ class ServerSession:
                 silence = self._last_packet + self._silence_s + held_s
             if self._partial_since is not None:
                 unfinished = self._partial_since + self._limits.packet_timeout_s + held_s
-            if self._sending is not None:
-                puback, acknowledgement = self._sending.deadlines(self._limits.puback_timeout_s + held_s)
+            if self.sending is not None:
+                puback, acknowledgement = self.sending.deadlines(self._limits.puback_timeout_s + held_s)
         return silence, unfinished, puback, acknowledgement
 
     def _judge_connect(self, packet: Connect) -> tuple[Event, object] | None:
@@ -572,9 +572,9 @@ class ServerSession:
             effects.append(Send(answer))
 
     def _begin_sending(self) -> Sending:
-        if self._sending is None:
-            self._sending = Sending(self._terms, self._limits.max_outbound_bytes, self._counters)
-        return self._sending
+        if self.sending is None:
+            self.sending = Sending(self._terms, self._limits.max_outbound_bytes, self._counters)
+        return self.sending
 
     def _deliver(self, delivered: tuple[Iterable[Delivery], int], now: float, effects: list[Effect]) -> None:
         """PUBLISH, as far as the client's window has space."""
@@ -603,23 +603,23 @@ class ServerSession:
 
     def _acknowledged(self, packet: Puback, now: float, effects: list[Effect]) -> None:
         """Report it; ignore what answers nothing, as of a client that acknowledges before it has subscribed again."""
-        if self._sending is not None:
-            self._sending.acknowledge(packet, self.gate.clock(now), effects)
+        if self.sending is not None:
+            self.sending.acknowledge(packet, self.gate.clock(now), effects)
 
     def _received(self, packet: Pubrec, now: float, effects: list[Effect]) -> None:
         """PUBREL; after a failure nothing."""
-        if self._sending is not None:
-            self._sending.receive(packet, self.gate.clock(now), effects)
+        if self.sending is not None:
+            self.sending.receive(packet, self.gate.clock(now), effects)
         elif packet.code < ReasonCode.UNSPECIFIED:
             effects.append(Send(pubrel(packet.packet_id, self._terms, known=False)))
 
     def _completed(self, packet: Pubcomp, now: float, effects: list[Effect]) -> None:
         """End of the exchange; ignore what answers nothing."""
-        if self._sending is not None:
-            self._sending.complete(packet, self.gate.clock(now), effects)
+        if self.sending is not None:
+            self.sending.complete(packet, self.gate.clock(now), effects)
 
     def _bound_unanswered(self, now: float) -> None:
-        waiting = self.waiting
+        waiting = len(self._inbound.waiting) + self.subscriptions.waiting
         if waiting >= self._limits.max_inflight:
             self.gate.hold(Hold.UNANSWERED, now)
         elif not self.gate.reads and waiting <= self._limits.max_inflight // 2:

@@ -62,13 +62,14 @@ class ConfirmedPublishers:
     """Gives clients' messages of QoS 1 to the gateway's core by `step`, and their outcomes to the clients."""
 
     def __init__(self, vrooms: VRooms, step: Callable[[ev.Event], None]) -> None:
-        self._vrooms, self._step = vrooms, step
+        self._vrooms, self._has_big, self._step = vrooms, vrooms.low < vrooms.high, step
         self._ordinary, self._big = _Capacity(), _Capacity()
 
     def admit(self, key: int, size: int, when_space: Callable[[], None]) -> bool:
         """Take space for a record of `size` bytes that is published at once. False: there is none; `when_space` is called when
         there may be some."""
-        return self._capacity(key).take(size, when_space)
+        capacity = self._big if self._has_big and self._vrooms.is_big(key) else self._ordinary
+        return capacity.take(size, when_space)
 
     def publish(self, messages: list[ev.Confirmable]) -> None:
         """Send messages; `resolved` of each is called once."""
@@ -77,13 +78,11 @@ class ConfirmedPublishers:
     def resolved(self, effect: ev.Resolved) -> None:
         """Pass outcomes on."""
         for message, error in effect.outcomes:
-            self._capacity(message.key).give_back(len(message.record))
+            capacity = self._big if self._has_big and self._vrooms.is_big(message.key) else self._ordinary
+            capacity.give_back(len(message.record))
             message.resolved(error)
 
     def forget(self, when_space: Callable[[], None]) -> None:
         """Forget a client that waits for space."""
         self._ordinary.forget(when_space)
         self._big.forget(when_space)
-
-    def _capacity(self, key: int) -> _Capacity:
-        return self._big if self._vrooms.is_big(key) else self._ordinary

@@ -47,11 +47,7 @@ class PublishRates:
             self._clients = Meters(rates.client_messages_per_s, rates.client_bytes_per_s, rates.burst_s, MAX_METERED_CLIENTS)
         if rates.room_messages_per_s or rates.room_bytes_per_s:
             self._rooms = Meters(rates.room_messages_per_s, rates.room_bytes_per_s, rates.burst_s, MAX_METERED_ROOMS)
-
-    @property
-    def any(self) -> bool:
-        """True if there is any limit."""
-        return self._clients is not None or self._rooms is not None
+        self.any = self._clients is not None or self._rooms is not None
 
     def take(self, client: str, room: int, size: int, now: float) -> bool:
         """Charge a message of QoS 0. Returns True if it may pass; otherwise it is counted as dropped."""

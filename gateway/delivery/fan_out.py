@@ -60,6 +60,8 @@ class FanOut:
         self.own = OwnMessages()
         self._each: dict[int, list[ev.Delivery]] = {}
         self._ones: list[ev.Deliver] = []
+        self.waits = False
+        """True if something is queued for single connections; what is queued for channels is in `dirty`."""
 
     def queue(self, channel: Channel, record: bytes, body: bytes) -> None:
         """Queue a message for the connections of a channel. The loop over a batch does the same itself."""
@@ -80,15 +82,12 @@ class FanOut:
     def each(self, connection: int, delivery: ev.Delivery) -> None:
         """Queue a message for one connection."""
         self._each.setdefault(connection, []).append(delivery)
+        self.waits = True
 
     def one(self, connection: int, record: bytes) -> None:
         """Queue a record for one connection that gets records."""
         self._ones.append(ev.Deliver((connection,), record, 1))
-
-    @property
-    def waiting(self) -> bool:
-        """True if anything is queued."""
-        return bool(self.dirty or self._each or self._ones)
+        self.waits = True
 
     def deliver(self, out: list[ev.Effect]) -> int:
         """Deliver what is queued. Returns the number of deliveries: messages times connections."""
@@ -121,6 +120,7 @@ class FanOut:
             out += self._ones
             deliveries += len(self._ones)
             self._ones = []
+        self.waits = False
         return deliveries
 
     def _deliver_others(self, channel: Channel, pending: list[tuple[bytes, bytes]], out: list[ev.Effect]) -> int:

@@ -47,12 +47,9 @@ class SharedDeliveries:
         self._last = 0
         self._taken: dict[EndpointID, list[bytes]] = {}
         self._returned: dict[EndpointID, list[bytes]] = {}
-        self.delivered = self.given_again = self.returned = 0
-
-    @property
-    def waits(self) -> bool:
+        self.waits = False
         """True if brokers must be notified."""
-        return bool(self._taken or self._returned)
+        self.delivered = self.given_again = self.returned = 0
 
     @property
     def unacknowledged(self) -> int:
@@ -89,7 +86,7 @@ class SharedDeliveries:
     def flush(self) -> list[SendControl]:
         """Build the notices for brokers."""
         taken, returned = self._taken, self._returned
-        self._taken, self._returned = {}, {}
+        self._taken, self._returned, self.waits = {}, {}, False
         found: list[SendControl] = []
         for broker in dict.fromkeys((*taken, *returned)):
             messages = [control_pb2.SharedOutcome(taken=part) for part in _parts(taken.get(broker, []))]
@@ -133,6 +130,7 @@ class SharedDeliveries:
     def _settle(self, outcomes: dict[EndpointID, list[bytes]], broker: EndpointID, group: int, record: bytes) -> None:
         outcome = OUTCOME.pack(int.from_bytes(record[SNOWFLAKE_AT:KEY_AT], "little"), group)
         outcomes.setdefault(broker, []).append(outcome)
+        self.waits = True
 
 
 def _parts(outcomes: list[bytes]) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from cluster.membership.map.anti_entropy import is_anti_entropy
 from cluster.wire.v1 import control_pb2
@@ -24,13 +24,16 @@ def event_of(peer: EndpointID, control: control_pb2.Control, is_relay: Callable[
         return ev.Replaced(gone.uin, gone.device, gone.connect_time, gone.reason)
     if control.HasField("publish_outcome"):
         outcome = control.publish_outcome
-        failures = [ev.RecordFailure(each.first, each.last, each.code, each.text, each.retry_after_ms) for each in outcome.failures]
-        return ev.BatchResolved(peer, outcome.number, failures)
+        return ev.BatchResolved(peer, outcome.number, _failures(outcome.failures) if outcome.failures else [])
     if is_anti_entropy(control):
         return ev.HealingReceived(peer, control, is_relay(peer))
     if control.HasField("fenced"):
         return ev.FenceReceived(peer, control.fenced.floor)
     return None
+
+
+def _failures(found: Iterable[control_pb2.RecordFailure]) -> list[ev.RecordFailure]:
+    return [ev.RecordFailure(each.first, each.last, each.code, each.text, each.retry_after_ms) for each in found]
 
 
 def signals_delivered(effect: ev.SendDelivered) -> bytes:

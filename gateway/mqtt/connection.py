@@ -144,10 +144,9 @@ class MQTTConnection(ClientSession):
         if self._clients.pacer is not None:
             self._clients.pacer.be_patient(sock)
         self._address = keep_alive(sock, self._clients.options.tcp_keep_alive_s)
-        clients = self._clients
-        limits, vrooms, in_vain = clients.limits, clients.vrooms, self._subscribing.in_vain
+        clients, in_vain = self._clients, self._subscribing.in_vain
         self._session = ServerSession(
-            clients.now(), self.assigned_id, limits, self._login.admit, vrooms, in_vain, self.gate, clients.counters
+            clients.now(), self.assigned_id, clients.limits, self._login.admit, clients.vrooms, in_vain, self.gate, clients.counters
         )  # fmt: skip
         self._arm()
 
@@ -184,7 +183,8 @@ class MQTTConnection(ClientSession):
         effects = session.receive(data, self._clients.now())
         fruitless = session.subscriptions.fruitless - before
         self._perform(effects)
-        self._write_outgoing()
+        if session.sending is not None:
+            self._write_outgoing()
         if fruitless:
             self._subscribing.pace(fruitless)
         self._hold_memory()
@@ -252,8 +252,7 @@ class MQTTConnection(ClientSession):
 
     def resume_writing(self) -> None:
         """Write what waits, because the client took what was written: at once or, if it lags, after a while."""
-        self._paused = False
-        self._answer_bytes = 0
+        self._paused, self._answer_bytes = False, 0
         now = self._clients.slow_consumers.now()
         grade = self._backlog.grade(now)
         self._clients.slow_consumers.waited(self._backlog.behind_s(now))
@@ -306,12 +305,14 @@ class MQTTConnection(ClientSession):
         if self._published is not None:
             packet_ids, self._published = self._published, None
             if self._session is not None:
-                self._perform(self._session.publish_accepted(packet_ids, self._clients.now()))
+                arms = not self.gate.reads  # else no deadline comes nearer
+                self._perform(self._session.publish_accepted(packet_ids, self._clients.now()), arms=arms)
         if self._answers:
             self._write_answers()
         if self._out:
             self._write_shared()
-        self._write_outgoing()
+        if self._session is not None and self._session.sending is not None:
+            self._write_outgoing()
 
     def _write_shared(self) -> None:
         """Write what was delivered as bytes that several clients share, or have it wait."""
@@ -470,8 +471,8 @@ class MQTTConnection(ClientSession):
         if not self._subscribing.is_allowed():
             self.end(CloseReason.NOT_ALLOWED, "the rules have changed for what it subscribed to")
 
-    def _perform(self, effects: list[Effect], *, soon: bool = False, asked: bool = False) -> None:
-        """Carry out effects. `soon`: answers leave at the turn's end, with others. `asked`: callbacks were asked for the first."""
+    def _perform(self, effects: list[Effect], *, soon: bool = False, asked: bool = False, arms: bool = True) -> None:
+        """Carry out effects. `soon`: answers leave at the turn's end. `asked`: about the first. `arms`: one may be due sooner."""
         for effect in effects:
             if asked:
                 asked = False
@@ -484,7 +485,7 @@ class MQTTConnection(ClientSession):
                 self._ask_first(effect, 0.0)
             else:
                 self._carry_out(effect)
-        if effects:
+        if effects and arms:
             self._arm()
         if self._answers:
             if soon and self._session is not None:
@@ -576,8 +577,7 @@ class MQTTConnection(ClientSession):
     def _write_answers(self) -> None:
         if not self._answers:
             return
-        data = b"".join(self._answers)
-        self._answers.clear()
+        data, self._answers = b"".join(self._answers), []
         if self._paused:
             self._answer_bytes += len(data)
         self._write(data)

@@ -329,9 +329,11 @@ class Publishing:
 
     def _encode(self, key: int, message: Publish, snowflake: SnowflakeID) -> bytes:
         sender, limit = self._client.uin, self._clients.max_record_bytes
-        qos, sessions = message.qos, self._client.sessions
-        if not qos and sessions is not None and sessions.important and sessions.is_important(message.topic):
-            qos = 1  # sessions that are away get it
+        qos = message.qos
+        if not qos:
+            sessions = self._client.sessions
+            if sessions is not None and sessions.important and sessions.is_important(message.topic):
+                qos = 1  # sessions that are away get it
         origin = origin_of(qos, retain=message.retain)
         extension, lifetime = b"", 0
         if message.properties is not None:
@@ -378,7 +380,7 @@ class Publishing:
             if self._unstored and message.packet_id in self._unstored:
                 break
             size = len(message.record)
-            if self._is_late(message):
+            if (self._accepted or self._never_again) and self._is_late(message):
                 self._queue.popleft()
                 self.waiting_bytes -= size
                 self._give_up(message, LOST)
@@ -430,7 +432,8 @@ class Publishing:
             return
         code, text = ReasonCode.SUCCESS, ""
         self._clients.hurry()
-        message.refused |= isinstance(error, Overloaded | Unavailable | Draining)
+        if error is not None:
+            message.refused |= isinstance(error, Overloaded | Unavailable | Draining)
         if error is None:
             if len(self._accepted) >= MAX_ROOMS:
                 self._accepted.clear()

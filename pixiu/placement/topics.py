@@ -128,7 +128,7 @@ def resolve(name: str) -> RoomID | TopicRefusal:
 
 def destination(name: str) -> RoomID | UIN | TopicRefusal:
     """Find the room that carries a topic, or the user that `user/{UIN}` names, or the reason why there is neither. Never raises."""
-    found = resolve(name)
+    found = _remembered(name) if len(name) <= CACHED_NAME_LENGTH else _resolve(name)
     if found is TopicRefusal.USER:
         uin = user_of_topic(name)
         return found if uin is None else uin

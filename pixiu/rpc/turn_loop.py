@@ -41,7 +41,7 @@ class TurnLoop(asyncio.SelectorEventLoop):
         """Call what is to be called at the end of this turn."""
         acts, self.at_end = self.at_end, []
         for act in acts:
-            if not act.cancelled():
+            if not act._cancelled:  # type: ignore[attr-defined]  # as asyncio's own loop asks
                 act._run()
 
 
