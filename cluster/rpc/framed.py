@@ -93,6 +93,8 @@ class Connection(asyncio.Protocol):
         self._space = True
         self._over: _Over | None = None
         self._reader: asyncio.Future[None] | None = None
+        self.arrived: Callable[[], None] | None = None
+        """Called when a frame has come, or the connection is over; None: nobody reads without waiting."""
         self._writers: list[asyncio.Future[None]] = []
         self._gone = asyncio.get_running_loop().create_future()
         self._drops = False
@@ -118,7 +120,8 @@ class Connection(asyncio.Protocol):
         if not found:
             return
         self._frames.extend(found)
-        self._held += sum(len(payload) + FRAME_COST for _, payload in found)
+        for _, payload in found:
+            self._held += len(payload) + FRAME_COST
         if self._held > READ_HIGH and self._receives and self._transport is not None:
             self._receives = False
             self._transport.pause_reading()
@@ -164,6 +167,18 @@ class Connection(asyncio.Protocol):
                 await self._reader
             finally:
                 self._reader = None
+        return self._take()
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if no frame has come, and one may."""
+        return not self._frames and self._over is None
+
+    def message(self) -> bytes | None:
+        """Take the next message that has come; None: there is none, or another frame is before it."""
+        return self._take()[1] if self._frames and self._frames[0][0] == FrameKind.MESSAGE else None
+
+    def _take(self) -> tuple[int, bytes]:
         kind, payload = self._frames.popleft()
         self._held -= len(payload) + FRAME_COST
         if not self._receives and self._held <= READ_LOW and self._over is None:
@@ -171,17 +186,19 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
         return kind, payload
 
-    def put(self, kind: FrameKind, payload: bytes = b"") -> None:
-        """Queue a frame, which leaves at the end of this turn of the loop. Raises `StreamEnded`."""
+    def put(self, kind: FrameKind, payload: bytes = b"", *, flushes: bool = True) -> bool:
+        """Queue a frame, which leaves at the end of this turn of the loop; flushes=False: with `flush`. Returns False if the other
+        side takes no more now. Raises `StreamEnded`."""
         if self._over is not None:
             raise self._over.error()
-        if not self._out:
-            call_at_end(self._flush)
+        if flushes and not self._out:
+            call_at_end(self.flush)
         self._out.append(HEAD.pack(len(payload) + 1, kind))
         self._out.append(payload)
         self._out_bytes += HEAD.size + len(payload)
         if self._out_bytes >= WRITE_HIGH:
-            self._flush()
+            self.flush()
+        return self._space
 
     async def space(self) -> None:
         """Wait until the other side takes more. Raises `StreamEnded`."""
@@ -205,7 +222,7 @@ class Connection(asyncio.Protocol):
     async def leave(self, timeout_s: float) -> None:
         """End the connection in order: queued data leaves, and the connection closes when the other side has received it, or after
         this time."""
-        self._flush()
+        self.flush()
         self._drops = True
         self._frames.clear()
         transport = self._transport
@@ -223,10 +240,13 @@ class Connection(asyncio.Protocol):
         self._end(_Over(LOST))
         abort(transport)
 
-    def _flush(self) -> None:
-        out, self._out, self._out_bytes = self._out, [], 0
-        if out and self._over is None and self._transport is not None:
-            self._transport.write(b"".join(out))
+    def flush(self) -> bool:
+        """Write what is queued. Returns False if nothing more can be queued."""
+        if self._out:
+            out, self._out, self._out_bytes = self._out, [], 0
+            if self._over is None and self._transport is not None:
+                self._transport.write(b"".join(out))
+        return self._space and self._over is None
 
     def _end(self, over: _Over) -> None:
         if self._over is None:
@@ -235,7 +255,9 @@ class Connection(asyncio.Protocol):
             self._wake_writers()
 
     def _wake_reader(self) -> None:
-        if self._reader is not None and not self._reader.done():
+        if self.arrived is not None:
+            self.arrived()
+        elif self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     def _wake_writers(self) -> None:
@@ -326,22 +348,48 @@ class FramedCall(Generic[Out, In]):
         connection = self._connection or await self._open()
         kind, payload = await connection.frame()
         if kind == FrameKind.MESSAGE:
-            try:
-                message: In = self._parse(payload)
-            except DecodeError:
-                connection.fail("the other side sent something that is not a message of this method")
-                raise StreamEnded("the other side sent something that is not a message of this method") from None
-            return message
+            return self._message(connection, payload)
         if kind != FrameKind.LAST:
             connection.fail(OUT_OF_PLACE)
             raise StreamEnded(OUT_OF_PLACE)
         return None
+
+    def _message(self, connection: Connection, payload: bytes) -> In:
+        try:
+            message: In = self._parse(payload)
+        except DecodeError:
+            connection.fail("the other side sent something that is not a message of this method")
+            raise StreamEnded("the other side sent something that is not a message of this method") from None
+        return message
+
+    def hear(self, arrived: Callable[[], None] | None) -> bool:
+        """See `pixiu.rpc.duplex.Direct`."""
+        connection = self._connection
+        if connection is None or (arrived is not None and not connection.is_quiet):
+            return False
+        connection.arrived = arrived
+        return True
+
+    def take(self) -> In | None:
+        """The next message if it has come. Raises `StreamEnded`."""
+        connection = self._connection
+        payload = connection.message() if connection is not None else None
+        return None if connection is None or payload is None else self._message(connection, payload)
 
     async def write(self, message: Out) -> None:
         """Send a message. Raises `StreamEnded`."""
         connection = self._connection or await self._open()
         connection.put(FrameKind.MESSAGE, packed(message))
         await connection.space()
+
+    def put(self, message: Out) -> bool:
+        """See `pixiu.rpc.duplex.Direct`."""
+        assert self._connection is not None
+        return self._connection.put(FrameKind.MESSAGE, packed(message), flushes=False)
+
+    def flush(self) -> bool:
+        """See `pixiu.rpc.duplex.Direct`."""
+        return self._connection is not None and self._connection.flush()
 
     async def done_writing(self) -> None:
         """Announce that no more will be sent. Raises `StreamEnded`."""
@@ -435,16 +483,39 @@ class FramedHandler(Generic[Out, In]):
             return None
         if kind != FrameKind.MESSAGE:
             raise InvalidArgument(OUT_OF_PLACE)
+        return self._message(payload)
+
+    def _message(self, payload: bytes) -> In:
         try:
             message: In = self._parse(payload)
         except DecodeError:
             raise InvalidArgument(GARBAGE) from None
         return message
 
+    def hear(self, arrived: Callable[[], None] | None) -> bool:
+        """See `pixiu.rpc.duplex.Direct`."""
+        if arrived is not None and not self._connection.is_quiet:
+            return False
+        self._connection.arrived = arrived
+        return True
+
+    def take(self) -> In | None:
+        """The next message if it has come. Raises `InvalidArgument` for garbage."""
+        payload = self._connection.message()
+        return None if payload is None else self._message(payload)
+
     async def write(self, message: Out) -> None:
         """Send a message. Raises `StreamEnded`."""
         self._connection.put(FrameKind.MESSAGE, packed(message))
         await self._connection.space()
+
+    def put(self, message: Out) -> bool:
+        """See `pixiu.rpc.duplex.Direct`."""
+        return self._connection.put(FrameKind.MESSAGE, packed(message), flushes=False)
+
+    def flush(self) -> bool:
+        """See `pixiu.rpc.duplex.Direct`."""
+        return self._connection.flush()
 
     async def done_writing(self) -> None:
         """Do nothing: the handler's return ends the stream."""

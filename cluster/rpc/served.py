@@ -57,6 +57,8 @@ class ServedStream(Generic[Out, In]):
         self._space, self._all_answered = asyncio.Event(), asyncio.Event()
         self._space.set()
         self._all_answered.set()
+        self._full = self._owes = False
+        """False while these events are set."""
         self._duplex = Duplex(carrier, self._take, self._give, over=self._over, last=self._all_answered.wait, last_s=last_s)
 
     async def run(self) -> None:
@@ -80,31 +82,39 @@ class ServedStream(Generic[Out, In]):
 
     def took(self) -> None:
         """Look at what is pending: a request waits for its answer, and there is nothing to write yet."""
-        self._all_answered.clear()
+        self._owe()
         self._look_for_space()
 
     def space(self) -> Awaitable[object] | None:
         """Awaitable that ends when more may be taken; None: at once."""
         self._look_for_space()
-        return None if self._space.is_set() else self._space.wait()
+        return self._space.wait() if self._full else None
 
     def _look_for_space(self) -> None:
-        if self.ended or not self._pending.full():
-            self._space.set()
-        else:
-            self._space.clear()
+        full = not self.ended and self._pending.full()
+        if full != self._full:
+            self._full = full
+            if full:
+                self._space.clear()
+            else:
+                self._space.set()
+
+    def _owe(self) -> None:
+        if not self._owes:
+            self._owes = True
+            self._all_answered.clear()
 
     def _take(self, request: In) -> Awaitable[object] | None:
         if self.ended:
             return None
         waits = self._request(request)
         if self._pending.unanswered():
-            self._all_answered.clear()
+            self._owe()
         return self.space() if waits is None else waits
 
     def _over(self) -> None:
         self.ended = True
-        self._space.set()
+        self._look_for_space()
         self._left()
 
     def _give(self) -> Out | None:
@@ -112,7 +122,8 @@ class ServedStream(Generic[Out, In]):
         self._look_for_space()
         if reply is None:
             answered = not self._pending.unanswered()
-            if answered:
+            if answered and self._owes:
+                self._owes = False
                 self._all_answered.set()
             if self.ended and (answered or self.problem):
                 self._duplex.finish()

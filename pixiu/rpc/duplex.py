@@ -12,9 +12,12 @@ wants a queue uses `Outbox`.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from pixiu.rpc.turn_loop import call_at_end
 
 Out = TypeVar("Out")
 """Messages that this side writes."""
@@ -91,6 +94,53 @@ async def ask(carrier: Carrier[Out, In], message: Out, timeout_s: float) -> In:
     return answer
 
 
+@runtime_checkable
+class Direct(Protocol[_Out, _In]):
+    """A carrier that can also read and write without waiting."""
+
+    def hear(self, arrived: Callable[[], None] | None) -> bool:
+        """Call this when something has come, instead of a reader; None: nothing any more. Returns False if something is there, or
+        nothing comes any more."""
+
+    def take(self) -> _In | None:
+        """Return the next message if it has come; None: there is none, or `read` says what is there. Raises as `read`."""
+
+    def put(self, message: _Out) -> bool:
+        """Queue a message, which leaves with `flush`. Returns False if the other side takes no more now. Raises `StreamEnded`."""
+
+    def flush(self) -> bool:
+        """Write what is queued. Returns False if nothing more can be queued: the other side takes no more now, or it is over."""
+
+
+class Work(asyncio.Event):
+    """Is set when there is something to write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act: Callable[[], None] | None = None
+        """Writes at the end of the turn. The task that waits would go on in the next iteration of the loop only."""
+        self._asked = False
+
+    def set(self) -> None:
+        """Have what there is written."""
+        if self.act is None:
+            super().set()
+        elif not self._asked:
+            self._asked = True
+            call_at_end(self._act)
+
+    def wake(self) -> None:
+        """Have the task that waits go on."""
+        super().set()
+
+    def _act(self) -> None:
+        self._asked = False
+        if self.act is not None:
+            self.act()
+        else:
+            super().set()
+
+
 class Outbox(Generic[Out]):
     """Messages that wait to be written, in order and bounded.
 
@@ -103,7 +153,7 @@ class Outbox(Generic[Out]):
         self._max_messages, self._max_bytes = max_messages, max_bytes
         self._waiting: deque[tuple[int, Out]] = deque()
         self._bytes = 0
-        self.work = asyncio.Event()
+        self.work = Work()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -157,7 +207,7 @@ class Duplex(Generic[Out, In]):
         take: Callable[[In], Awaitable[object] | None],
         give: Callable[[], Out | None],
         *,
-        reads_on: Callable[[], bool] = lambda: True,
+        reads_on: Callable[[], bool] | None = None,
         work: asyncio.Event | None = None,
         over: Callable[[], None] | None = None,
         last: Callable[[], Awaitable[object]] | None = None,
@@ -165,7 +215,15 @@ class Duplex(Generic[Out, In]):
     ) -> None:
         self._carrier, self._take, self._give = carrier, take, give
         self._reads_on, self._wrote = reads_on, asyncio.Event()
-        self._work = asyncio.Event() if work is None else work
+        self._work = Work() if work is None else work
+        self._direct: Direct[Out, In] | None = carrier if isinstance(carrier, Direct) else None
+        self._failure: Exception | None = None
+        """Raised by `give` at the end of a turn."""
+        self._heard: asyncio.Future[Awaitable[object] | None] | None = None
+        """Set while the reader waits for what `_take_directly` leaves to it."""
+        self._arrived = False
+        self._context: contextvars.Context | None = None
+        """Of the reader."""
         self._notify, self._last, self._last_s = over, last, last_s
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._text = ""
@@ -210,26 +268,106 @@ class Duplex(Generic[Out, In]):
         return self._ended(reader, writer)
 
     async def _read(self) -> None:
-        while (message := await self._carrier.read()) is not None:
-            taken = self._take(message)
+        while True:
+            if self._direct is not None and self._direct.hear(self._arrives):
+                taken = await self._until_heard(self._direct)
+            elif (message := await self._carrier.read()) is None:
+                return
+            else:
+                taken = self._take(message)
             if taken is not None:
                 await taken
-            while not self._reads_on():
+            while self._reads_on is not None and not self._reads_on():
                 self._wrote.clear()
                 await self._wrote.wait()
+
+    async def _until_heard(self, carrier: Direct[Out, In]) -> Awaitable[object] | None:
+        """Wait until something has come that `_take_directly` leaves to the reader. Returns what `take` waits for."""
+        self._context = contextvars.copy_context()
+        heard: asyncio.Future[Awaitable[object] | None] = asyncio.get_running_loop().create_future()
+        self._heard = heard
+        try:
+            return await heard
+        except asyncio.CancelledError:
+            if heard.done() and not heard.cancelled() and heard.exception() is None:
+                taken = heard.result()
+                if asyncio.iscoroutine(taken):
+                    taken.close()  # nobody waits for it any more
+            raise
+        finally:
+            self._heard = None
+            carrier.hear(None)
+
+    def _arrives(self) -> None:
+        if not self._arrived:
+            self._arrived = True
+            call_at_end(self._take_directly, self._context)
+
+    def _take_directly(self) -> None:
+        """Take what has come while the reader waits; it goes on where it has to wait for something else, and at the end."""
+        self._arrived = False
+        carrier, heard = self._direct, self._heard
+        if carrier is None or heard is None or heard.done():
+            return
+        taken: Awaitable[object] | None = None
+        try:
+            reads_on = True
+            while taken is None and reads_on and (message := carrier.take()) is not None:
+                taken = self._take(message)
+                reads_on = self._reads_on is None or self._reads_on()
+            if taken is not None or not reads_on or not carrier.hear(self._arrives):
+                heard.set_result(taken)
+        except Exception as error:
+            heard.set_exception(error)
 
     async def _write(self) -> None:
         while True:
             while not self._over and (message := self._give()) is not None:
                 await self._carrier.write(message)
-                self._wrote.set()
+                self._written()
             if self._over:
                 return
             if self._finishing:
                 await self._carrier.done_writing()
                 return
             self._work.clear()
-            await self._work.wait()
+            await self._until_work()
+
+    async def _until_work(self) -> None:
+        """Wait until the writer has something to do that `_write_directly` does not."""
+        work = self._work
+        if self._direct is None or not isinstance(work, Work):
+            await work.wait()
+            return
+        work.act = self._write_directly
+        try:
+            await work.wait()
+        finally:
+            work.act = None
+        if self._failure is not None:
+            raise self._failure
+
+    def _write_directly(self) -> None:
+        """Write what there is while the writer waits; it goes on where the other side takes no more, and at the end."""
+        carrier, work = self._direct, self._work
+        assert carrier is not None
+        assert isinstance(work, Work)
+        if not (self._over or self._finishing):
+            try:
+                has_space = carrier.flush()
+                while has_space and (message := self._give()) is not None:
+                    has_space = carrier.put(message)
+                    self._written()
+                has_space = carrier.flush()
+                if has_space and not self._finishing:
+                    return
+            except Exception as error:
+                self._failure = error
+        work.wake()
+
+    def _written(self) -> None:
+        if self._reads_on is not None:
+            self._wrote.set()
 
     async def _say_last(self, last: Callable[[], Awaitable[object]], writer: asyncio.Task[None]) -> None:
         waiting = asyncio.ensure_future(last())

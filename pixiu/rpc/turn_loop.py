@@ -8,9 +8,13 @@ By `call_soon` they would take a turn of their own, with a look for events befor
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import selectors
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+MAX_ROUNDS: Final = 16
+"""Rounds of an end of a turn: each calls what the one before asked for. Policy: the rest waits for the next turn."""
 
 
 class TurnLoop(asyncio.SelectorEventLoop):
@@ -24,13 +28,6 @@ class TurnLoop(asyncio.SelectorEventLoop):
         self.is_over = True
         """True behind the end of a turn."""
 
-    def call_at_end(self, act: Callable[[], object]) -> asyncio.Handle:
-        """Call this once at the end of this turn; soon if that is over, as it is for timers."""
-        if self.is_over:
-            return self.call_soon(act)
-        self.at_end.append(asyncio.Handle(act, (), self))
-        return self.at_end[-1]
-
     def _process_events(self, event_list: list[Any]) -> None:
         # asyncio's own: puts the callbacks of what is ready into the queue of this turn, and timers behind them.
         super()._process_events(event_list)  # type: ignore[misc]
@@ -38,11 +35,17 @@ class TurnLoop(asyncio.SelectorEventLoop):
         self.is_over = False
 
     def end_turn(self) -> None:
-        """Call what is to be called at the end of this turn."""
-        acts, self.at_end = self.at_end, []
-        for act in acts:
-            if not act._cancelled:  # type: ignore[attr-defined]  # as asyncio's own loop asks
-                act._run()
+        """Call what is to be called at the end of this turn, and what that asks for."""
+        for _ in range(MAX_ROUNDS):
+            acts, self.at_end = self.at_end, []
+            for act in acts:
+                if not act._cancelled:  # as asyncio itself asks
+                    act._run()
+            if not self.at_end:
+                break
+        self.is_over = True
+        self._ready.extend(self.at_end)  # type: ignore[attr-defined]
+        self.at_end = []
 
 
 class _End(asyncio.Handle):
@@ -51,12 +54,17 @@ class _End(asyncio.Handle):
     _loop: TurnLoop
 
     def _run(self) -> None:
-        self._loop.is_over = True
         if self._loop.at_end:
             self._loop.end_turn()
+        self._loop.is_over = True
 
 
-def call_at_end(act: Callable[[], object]) -> asyncio.Handle:
-    """Call this at the end of the running loop's turn, as `TurnLoop.call_at_end`; soon if the loop is another one."""
+def call_at_end(act: Callable[[], object], context: contextvars.Context | None = None) -> asyncio.Handle:
+    """Call this once at the end of this turn of the running loop, behind what is called there already; soon if that is over, as it
+    is for timers, or if the loop has no ends of turns."""
     loop = asyncio.get_running_loop()
-    return loop.call_at_end(act) if isinstance(loop, TurnLoop) else loop.call_soon(act)
+    if not isinstance(loop, TurnLoop) or loop.is_over:
+        return loop.call_soon(act, context=context)
+    handle = asyncio.Handle(act, (), loop, context)
+    loop.at_end.append(handle)
+    return handle

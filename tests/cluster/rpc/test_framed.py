@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import struct
-from collections.abc import Callable
+import warnings
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -115,6 +117,90 @@ async def test_a_refusal_is_told_in_words(error: Overloaded | InvalidArgument, r
             assert (caught.value.refused, caught.value.retry_after_ms) == (refused, after_ms)
         async with call_to(port) as carrier:  # however much it writes
             assert (await Duplex(carrier, lambda _message: None, lambda: b"x" * 10_000).run()).text
+
+
+@both
+async def test_an_error_of_what_gives_or_takes_later_messages_ends_the_run_with_it() -> None:
+    """While reader and writer wait, messages are given and taken at the ends of turns."""
+    got: list[bytes] = []
+
+    def fails(message: bytes) -> None:
+        got.append(message)
+        if len(got) == 2:
+            raise ValueError("cannot be taken")
+
+    async with serving(echo) as (_, port), call_to(port) as carrier:
+        questions = Outbox[bytes](10)
+        stream = Duplex(carrier, fails, questions.give, work=questions.work)
+        running = asyncio.create_task(stream.run())
+        for number in (1, 2):
+            questions.put(b"x")
+            await until(lambda: len(got) == number, "the answer")  # noqa: B023
+        with pytest.raises(ValueError, match="cannot be taken"):
+            await running
+    given, got = [b"one"], []
+
+    def give() -> bytes | None:
+        if got:
+            raise ValueError("cannot be given")
+        return given.pop() if given else None
+
+    async with serving(echo) as (_, port), call_to(port) as carrier:
+        stream = Duplex(carrier, got.append, give)
+        running = asyncio.create_task(stream.run())
+        await until(lambda: bool(got), "the answer")
+        stream.wake()
+        with pytest.raises(ValueError, match="cannot be given"):
+            await running
+
+
+@both
+async def test_nothing_more_is_taken_while_what_was_taken_is_waited_for() -> None:
+    got: list[bytes] = []
+    room = asyncio.Event()
+
+    def take(message: bytes) -> Awaitable[object] | None:
+        got.append(message)
+        return room.wait() if message == b"2" else None
+
+    async with serving(echo) as (_, port), call_to(port) as carrier:
+        questions = Outbox[bytes](10)
+        stream = Duplex(carrier, take, questions.give, work=questions.work)
+        running = asyncio.create_task(stream.run())
+        questions.put(b"1")
+        await until(lambda: got == [b"1"], "the first answer")
+        for each in (b"2", b"3", b"4"):
+            questions.put(each)
+        await until(lambda: got == [b"1", b"2"], "the second answer")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert got == [b"1", b"2"]
+        room.set()
+        await until(lambda: got == [b"1", b"2", b"3", b"4"], "all answers")
+        stream.end("")
+        await running
+
+
+@both
+async def test_what_is_to_be_waited_for_is_closed_where_the_stream_ends_in_that_moment() -> None:
+    room = asyncio.Event()
+
+    def take(message: bytes) -> Awaitable[object]:
+        running.cancel()
+        return room.wait()
+
+    async with serving(echo) as (_, port), call_to(port) as carrier:
+        questions = Outbox[bytes](10)
+        stream = Duplex(carrier, take, questions.give, work=questions.work)
+        running = asyncio.create_task(stream.run())
+        await asyncio.sleep(0)
+        questions.put(b"x")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            gc.collect()
+    assert not [each for each in warned if "never awaited" in str(each.message)]
 
 
 @both

@@ -23,9 +23,11 @@ from cluster.rpc.methods import STORE
 from cluster.settings.options import ClusterOptions
 from cluster.trust.audit import Audit
 from pixiu.ids import EndpointID
-from pixiu.rpc.duplex import StreamEnded, ask
+from pixiu.rpc.duplex import Duplex, Outbox, StreamEnded, ask
 from pixiu.rpc.tls import Tls
-from tests.cluster.rpc.framed_world import METHOD
+from pixiu.rpc.turn_loop import TurnLoop
+from tests.cluster.rpc import framed_world
+from tests.cluster.rpc.framed_world import METHOD, call_to, serving
 
 MAX_BYTES = 1 << 20
 
@@ -182,3 +184,52 @@ async def test_an_end_of_one_side_leaves_time_for_what_the_other_one_wrote_befor
     one.abort()
     await asyncio.sleep(0)
     assert second.said == ["lost"], "once"
+
+
+class Counting(TurnLoop):
+    """Counts its turns."""
+
+    turns = 0
+
+    def _run_once(self) -> None:
+        self.turns += 1
+        super()._run_once()  # type: ignore[misc]
+
+
+def test_a_question_and_its_answer_take_no_turn_of_the_loop_for_each_side() -> None:
+    """Asked by whom the answer before has reached. The bound of rounds in a turn is all that ends one."""
+    asked = 200
+
+    async def answer(carrier: FramedHandler[bytes, bytes]) -> None:
+        answers = Outbox[bytes](10)
+
+        def take(message: bytes) -> None:
+            assert answers.put(message)
+
+        await Duplex(carrier, take, answers.give, work=answers.work).run()
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Counting)
+        async with serving(answer) as (_, port), call_to(port) as carrier:
+            questions, before = Outbox[bytes](10), 0
+
+            def take(message: bytes) -> None:
+                if int(message) == asked:
+                    stream.end("enough")
+                else:
+                    questions.put(b"%d" % (int(message) + 1))
+
+            stream = Duplex(carrier, take, questions.give, work=questions.work)
+            await carrier.opened(30.0)
+            questions.put(b"0")
+            before = loop.turns
+            await stream.run()
+            return loop.turns - before
+
+    framed_world.INSIDE = LocalStreams()
+    try:
+        with asyncio.Runner(loop_factory=Counting) as runner:
+            assert runner.run(main()) < asked / 2
+    finally:
+        framed_world.INSIDE = None

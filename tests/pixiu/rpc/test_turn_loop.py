@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from pixiu.rpc.turn_loop import TurnLoop, call_at_end
+from pixiu.rpc.turn_loop import MAX_ROUNDS, TurnLoop, call_at_end
 
 
 def run(*reads: Callable[[list[str]], object]) -> list[str]:
@@ -31,9 +31,9 @@ def run(*reads: Callable[[list[str]], object]) -> list[str]:
     return heard
 
 
-def end(heard: list[str]) -> None:
-    heard.append("end")
-    call_at_end(lambda: heard.append("soon"))
+def again(heard: list[str]) -> None:
+    heard.append("again")
+    call_at_end(lambda: again(heard))
 
 
 def test_the_end_of_a_turn_comes_behind_all_reads_and_once_for_each_call() -> None:
@@ -41,11 +41,21 @@ def test_the_end_of_a_turn_comes_behind_all_reads_and_once_for_each_call() -> No
         heard.append("read")
         if heard == ["read"]:
             asyncio.get_running_loop().call_soon(heard.append, "next turn")
-            call_at_end(lambda: end(heard))
+            call_at_end(lambda: heard.append("end"))
 
-    heard = run(read, read)
-    assert heard[:3] == ["read", "read", "end"]
-    assert heard.index("next turn") < heard.index("soon"), "an end that is asked for at the end comes by `call_soon`"
+    assert run(read, read)[:4] == ["read", "read", "end", "next turn"]
+
+
+def test_what_an_end_asks_for_comes_in_the_same_turn_within_a_bound() -> None:
+    def read(heard: list[str]) -> None:
+        if not heard:
+            asyncio.get_running_loop().call_soon(heard.append, "next turn")
+            call_at_end(lambda: again(heard))
+        heard.append("read")
+
+    heard = run(read)
+    assert heard[: MAX_ROUNDS + 2] == ["read", *["again"] * MAX_ROUNDS, "next turn"]
+    assert heard[MAX_ROUNDS + 2] == "again", "the rest comes in the next turn"
 
 
 def test_a_function_that_fails_or_is_cancelled_stops_no_other() -> None:
