@@ -26,10 +26,8 @@ from typing import Final
 from onebox.java import find_java
 from onebox.secure import PRIVATE_UMASK
 from pixiu.discovery import login as logins
-from pixiu.discovery.kazoo_client import TLS_NAME
 from pixiu.errors import ConfigurationError, PixiuError, RegistryUnavailable
-from pixiu.rpc.tls import Tls
-from registry.guarding import make_credentials
+from registry.credentials import make_credentials
 
 HOST: Final = "127.0.0.1"
 JARS: Final = ("zookeeper-3*.jar", "zookeeper-jute-*.jar", "slf4j-api-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
@@ -61,7 +59,7 @@ MAX_SESSION_MS: Final = 120_000
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 10.0
 KILL_TIMEOUT_S: Final = 10.0
-POLL_S: Final = 0.05
+POLL_S: Final = 0.02
 PORT_TRIES: Final = 5
 LOG_TAIL_BYTES: Final = 2_000
 ANSWER_BYTES: Final = 4_096
@@ -105,6 +103,8 @@ def four_letter_word(port: int, word: str, timeout_s: float = 1.0, host: str = H
         with contextlib.ExitStack() as closing:
             link = closing.enter_context(socket.create_connection((host, port), timeout_s))
             if context is not None:
+                from pixiu.discovery.kazoo_client import TLS_NAME
+
                 link = closing.enter_context(context.wrap_socket(link, server_hostname=TLS_NAME))
             link.settimeout(timeout_s)
             link.sendall(word.encode())
@@ -317,7 +317,11 @@ class EmbeddedZooKeeper:
 
     def _wait_until_ready(self, port: int, timeout_s: float) -> None:
         assert self._process is not None
-        context = Tls(self._tls_dir, ROLE).client_context() if self._tls_dir is not None else None
+        context = None
+        if self._tls_dir is not None:
+            from pixiu.rpc.tls import Tls
+
+            context = Tls(self._tls_dir, ROLE).client_context()
         until = time.monotonic() + timeout_s
         while True:
             code = self._process.poll()

@@ -21,7 +21,7 @@ from pixiu.rpc.backoff import Backoff
 
 FIRST_BACKOFF_S: Final = 0.5
 MAX_BACKOFF_S: Final = 10.0
-POLL_S: Final = 0.05
+POLL_S: Final = 0.02
 _SERVES = re.compile(r"ZooKeeper serves 127\.0\.0\.1:(\d+)")
 
 

@@ -63,7 +63,8 @@ from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, PixiuError, Unavailable
 from pixiu.placement.partition import MAX_PARTITIONS
 from pixiu.rpc import tls
-from registry.guarding import guard, guard_first, read_credentials
+from registry.credentials import read_credentials
+from registry.guarding import guard, guard_first
 from registry.layout import ensure_layout, read_layout, set_replicas
 from registry.mailbox import Mark
 

@@ -41,7 +41,8 @@ from onebox.up import UpOptions
 from pixiu.discovery.node import Node
 from pixiu.discovery.target import parse_address
 from pixiu.discovery.zookeeper import ZooKeeper
-from registry.guarding import guard, read_credentials
+from registry.credentials import read_credentials
+from registry.guarding import guard
 from registry.layout import ensure_layout
 from tools.cli.status import read_registry, read_status
 

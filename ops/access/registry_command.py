@@ -16,7 +16,8 @@ from pixiu.discovery import login as logins
 from pixiu.discovery.login import CREDENTIALS_FILE
 from pixiu.discovery.target import parse_address
 from pixiu.errors import ConfigurationError
-from registry.guarding import Guarded, guard, make_credentials, read_credentials
+from registry.credentials import make_credentials, read_credentials
+from registry.guarding import Guarded, guard
 from registry.session import registry_of
 from tools.cli.output import DEFAULT_TARGET, Target, guarded, print_text
 

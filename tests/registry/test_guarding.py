@@ -21,7 +21,8 @@ from pixiu.discovery.target import RegistryAddress
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import ConfigurationError, InvalidArgument, RegistryDenied
-from registry.guarding import guard, guard_first, make_credentials, read_credentials, tops, write_credentials
+from registry.credentials import make_credentials, read_credentials, write_credentials
+from registry.guarding import guard, guard_first, tops
 from registry.layout import ensure_layout, set_replicas
 from registry.leases import InstanceLease, WorkerLeases
 from registry.membership import Membership

@@ -40,7 +40,8 @@ from pixiu.discovery.target import RegistryAddress
 from pixiu.discovery.view import RoleLayout, View
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.rpc import tls
-from registry.guarding import guard, make_credentials, read_credentials, write_credentials
+from registry.credentials import make_credentials, read_credentials, write_credentials
+from registry.guarding import guard
 from registry.layout import ensure_layout
 from registry.session import read_view
 from tests.support.cluster import LAYOUT, wait_for
