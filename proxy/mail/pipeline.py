@@ -141,8 +141,11 @@ class MailCore:
 
     def next_deadline(self) -> float:
         """Time at which a `Tick` is due, monotonic seconds; `NEVER` while no mail is in flight."""
-        confirmed_by = self._deadlines[0].deadline if self._deadlines else NEVER
-        return min((confirmed_by, *(link.deadline for link in self._links())))
+        found = self._deadlines[0].deadline if self._deadlines else NEVER
+        for links in (self._xiu_links, self._pi_links):
+            for link in links.values():
+                found = min(found, link.deadline)
+        return found
 
     @property
     def under_way(self) -> int:

@@ -89,9 +89,14 @@ class Notices:
 
     def next_deadline(self) -> float:
         """Time at which a `Tick` is due, monotonic seconds; `NEVER` while no notice waits."""
-        later = min((waiting[0][0] for waiting in self._later if waiting), default=NEVER)
-        sent = [next(iter(batches.values()))[0] for batches in self._unanswered.values() if batches]
-        return min(later, min(sent, default=NEVER) + ANSWER_S)
+        found = NEVER
+        for waiting in self._later:
+            if waiting:
+                found = min(found, waiting[0][0])
+        for batches in self._unanswered.values():
+            if batches:
+                found = min(found, next(iter(batches.values()))[0] + ANSWER_S)
+        return found
 
     @property
     def waiting(self) -> int:

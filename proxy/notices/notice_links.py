@@ -28,15 +28,16 @@ MAX_WAITING: Final = 1 << 16
 
 def batch_of(effect: ev.SendNotices) -> delivery_pb2.NoticeBatch:
     """Notices in their wire form, entry by entry."""
-    notices = effect.notices
-    return delivery_pb2.NoticeBatch(
-        number=effect.number,
-        uins=[notice.uin for notice in notices for _ in notice.seqs],
-        seqs=[seq for notice in notices for seq in notice.seqs],
-        msg_ids=[msg_id for notice in notices for msg_id in notice.msg_ids],
-        sizes=[len(record) for notice in notices for record in notice.records],
-        records=b"".join([record for notice in notices for record in notice.records]),
-    )
+    batch = delivery_pb2.NoticeBatch(number=effect.number)
+    records: list[bytes] = []
+    for notice in effect.notices:
+        batch.uins.extend([notice.uin] * len(notice.seqs))
+        batch.seqs.extend(notice.seqs)
+        batch.msg_ids.extend(notice.msg_ids)
+        batch.sizes.extend(map(len, notice.records))
+        records += notice.records
+    batch.records = b"".join(records)
+    return batch
 
 
 class _Stream:

@@ -385,7 +385,8 @@ class SegmentedLog:
             except DiskFailed as problem:
                 raise self._fail(str(problem)) from problem
             self._tail += entries
-            self._tail_bytes += sum(len(entry.payload) for entry in entries)
+            for entry in entries:
+                self._tail_bytes += len(entry.payload)
             if len(self._tail) > MAX_TAIL_ENTRIES or self._tail_bytes > MAX_TAIL_BYTES:
                 del self._tail[: len(self._tail) // 2 + 1]
                 self._tail_bytes = sum(len(entry.payload) for entry in self._tail)
