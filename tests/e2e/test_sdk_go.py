@@ -28,6 +28,7 @@ SOME = (
     "inbox/ack_survives_reconnect",
     "topics/channel_reject_to_dead_letters",
     "interop/rooms",
+    "interop/mail",
 )
 
 
