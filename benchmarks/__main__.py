@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 NO_BENCHMARKS = {
-    "attack_load", "attack_requests", "connection", "growth", "peers", "stores", "strangers", "topic_scale", "topic_worker",
+    "attack_load", "attack_requests", "connection", "growth", "stores", "strangers", "topic_scale", "topic_worker",
     "watching",
 }  # fmt: skip
 """Parts of other benchmarks, and the long run of `make grow`."""

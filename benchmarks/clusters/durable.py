@@ -1,8 +1,8 @@
-"""Measure what Xiu and Pi store a second and a CPU second, beside Redis Streams and RabbitMQ.
+"""Measure what Xiu and Pi store a second and a CPU second. `pixiu bench --peers --case mail` has mail beside other servers.
 
 Real processes: ZooKeeper and one partition, alone and with two replicas, over its gRPC stream. Every writer is a closed loop: it
-sends a window of messages in one request (Redis: pipelined; RabbitMQ: with confirms) and the next one when all of it is
-acknowledged. The CPU of all replicas counts, that of the load does not. Peers that are not installed are left out.
+sends a window of messages in one request and the next one when all of it is acknowledged. The CPU of all replicas counts, that of
+the load does not.
 
 Estimate, written before the first run: a request and its answer cost a server of grpc.aio 0.3 ms of CPU, the load as much, a
 sync of the disk 0.2 ms, the second replica a request more. So a Xiu alone at window 1 does 1 500 a second, with two replicas 700;
@@ -20,8 +20,7 @@ decision 282 a batch waits for one: a log alone on a disk with syncs of 2 ms tak
 First run of `--restart`: a Xiu with a million messages is read 2.5 s after its start (3.3 s after kill -9), Pi with a million
 entries in 100 000 inboxes 2.5 s (3.1 s), of which 2.0 s are the wait before a replica that confirmed an epoch may lead again.
 
-    python -m benchmarks.clusters.durable [--quick] [--seconds 1.2] [--rounds 1] [--writers 1] [--only xiu pi redis rabbitmq]
-    [--json]
+    python -m benchmarks.clusters.durable [--quick] [--seconds 1.2] [--rounds 1] [--writers 1] [--only xiu pi] [--json]
     python -m benchmarks.clusters.durable --restart [--quick]
 """
 
@@ -35,7 +34,6 @@ import json
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,9 +45,8 @@ import grpc.aio
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.clusters import peers
 from benchmarks.clusters.stores import PiCaller, Stores, XiuWriter, stores
-from comparison.processes import cpu_seconds, session_pids
+from comparison.processes import cpu_seconds
 from pixiu.discovery.node import Node
 from pixiu.ids import msg_id, snowflake
 from pixiu.wire.inbox_operations import ACKNOWLEDGE, APPEND, USER_DEVICE, Acknowledges, Appends, OpenSessions, Writer, encode
@@ -223,51 +220,12 @@ async def measure_pi(running: Stores, name: str, args: argparse.Namespace, resul
             await caller.close()
 
 
-async def measure_peer(
-    connect: Callable[[int], Awaitable[peers.Client]],
-    served: tuple[int, int] | None,
-    name: str,
-    args: argparse.Namespace,
-    results: Results,
-) -> None:
-    """Measure every size and window, if the peer is installed."""
-    if served is None:
-        return
-    port, session = served
-    pids = session_pids(session)
-    for size, window in itertools.product(SIZES, WINDOWS):
-        clients = [await connect(port) for _ in range(args.writers)]
-
-        def step(client: peers.Client, prepared: bytes, window: int = window) -> Step:
-            async def store() -> int:
-                await client.store(prepared, window)
-                return window
-
-            return store
-
-        rate = await measure(args.seconds, pids, [step(client, client.prepare([b"x" * size] * window)) for client in clients])
-        results.setdefault(name, {}).setdefault(Case("store", size, window), []).append(rate)
-        for client in clients:
-            await client.close()
-
-
-async def one_round(args: argparse.Namespace, results: Results) -> list[str]:
-    """Measure all servers in turn. Returns those left out, with the reasons."""
-    left_out: list[str] = []
-    with tempfile.TemporaryDirectory(dir=args.data) as folder:
-        for fsync in ("always", "everysec") if "redis" in args.only else ():
-            with peers.redis(Path(folder) / fsync, fsync) as served:
-                await measure_peer(peers.Redis.connect, served, f"redis {fsync}", args, results)
-                left_out += [] if served else [f"redis {fsync}: redis-server is not installed"]
-        if "rabbitmq" in args.only:
-            with peers.rabbitmq(Path(folder) / "rabbitmq") as served:
-                await measure_peer(peers.RabbitMQ.connect, served, "rabbitmq", args, results)
-                left_out += [] if served else ["rabbitmq: rabbitmq-server is not installed"]
+async def one_round(args: argparse.Namespace, results: Results) -> None:
+    """Measure both stores in turn."""
     for role, run in (("xiu", measure_xiu), ("pi", measure_pi)):
         for replicas in (1, 2) if role in args.only else ():
             async with stores(role, replicas, data=args.data) as running:
                 await run(running, f"{role} x{replicas}", args, results)
-    return left_out
 
 
 def rate_of(rates: Sequence[Rate]) -> Rate:
@@ -276,23 +234,13 @@ def rate_of(rates: Sequence[Rate]) -> Rate:
 
 
 def table(results: Results) -> Table:
-    """Make a table of every case, and beside it the ratios to the peers at the same size and window: by the clock / by CPU."""
-    known = [name for name in ("redis always", "redis everysec", "rabbitmq") if name in results]
-    shown = Table("server", "case", "bytes", "window", "a second", "a CPU second", "load's CPU", *(f"/ {name}" for name in known))
+    """Make a table of every case."""
+    shown = Table("server", "case", "bytes", "window", "a second", "a CPU second", "load's CPU")
     for server, cases in results.items():
         for case, rates in cases.items():
             rate = rate_of(rates)
-            ratios = []
-            for name in known:
-                # A Pi's entry has 16 bytes: the nearest case of a peer is its small message. Reads have no counterpart here.
-                beside = results[name].get(Case("store", case.size or SIZES[0], case.window))
-                if beside is None or case.operation.startswith(("read", "acknowledge")):
-                    ratios.append("")
-                    continue
-                other = rate_of(beside)
-                ratios.append(f"{rate.per_second / other.per_second:.2f} / {rate.per_cpu / other.per_cpu:.2f}")
             figures = (f"{rate.per_second:,.0f}", f"{rate.per_cpu:,.0f}", f"{rate.load:.0%}")
-            shown.add_row(server, case.operation, str(case.size or ""), str(case.window), *figures, *ratios)
+            shown.add_row(server, case.operation, str(case.size or ""), str(case.window), *figures)
         shown.add_section()
     return shown
 
@@ -398,8 +346,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1.2)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--writers", type=int, default=1, help="streams at a time, each with windows of its own")
-    servers = ("redis", "rabbitmq", "xiu", "pi")
-    parser.add_argument("--only", nargs="+", choices=servers, default=servers)
+    parser.add_argument("--only", nargs="+", choices=("xiu", "pi"), default=("xiu", "pi"))
     parser.add_argument("--data", type=Path, help="a folder on the disk to measure; default: that of temporary files")
     parser.add_argument("--quick", action="store_true", help="0.3 s a case; with --restart a tenth of the data")
     parser.add_argument("--restart", action="store_true", help="how soon a full store serves after its start")
@@ -411,9 +358,8 @@ def main() -> int:
         console.print(asyncio.run(restart(args)))
         return 0
     results: Results = {}
-    left_out: list[str] = []
     for _ in range(args.rounds):
-        left_out = asyncio.run(one_round(args, results))
+        asyncio.run(one_round(args, results))
     if args.json:
         flat = [
             vars(case) | {"server": name} | vars(rate_of(rates)) for name, cases in results.items() for case, rates in cases.items()
@@ -421,8 +367,6 @@ def main() -> int:
         print(json.dumps(flat))
     else:
         console.print(table(results))
-    for reason in left_out:
-        print(f"left out: {reason}")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 SDK, proxy, Xiu, Pi, as real processes with one partition each, alone and with two replicas; one writer, closed loop: a window
 is sent, then the next one when all of it is confirmed at level replicated. The CPU of proxy, Xiu and Pi counts, that of the load
-does not. 100 bytes to 1,000 users. `benchmarks.clusters.durable` has the stores alone, beside Redis and RabbitMQ.
+does not. 100 bytes to 1,000 users. `benchmarks.clusters.durable` has the stores alone.
 
 Estimate, from what the parts cost elsewhere: a mail costs the proxy 2 µs, a Xiu 5 µs, a Pi 4 µs, two replicas twice as much of
 the last two: 90,000 a CPU second alone and 50,000 with two replicas at windows of 1,000. A window of 1 pays 0.3 ms of gRPC for each
