@@ -30,7 +30,6 @@ MAX_WIDE: Final = 1024
 THE_GATEWAY: Final = 0
 """Member in place of users for filters that span several rooms: it costs the same, however many of them have such filters."""
 RECORDS: Final = 0
-MQTT_3: Final = 3
 MQTT_5: Final = 5
 
 

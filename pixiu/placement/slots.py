@@ -122,14 +122,6 @@ class Lineage:
         known = (self.parts.get(parent) for parent in self.parts[number].parents)
         return next((part for part in known if part is not None and part.low <= slot < part.high), None)
 
-    def may_begin(self, number: int, slot: int, finished: Collection[int]) -> bool:
-        """True if a reader that has finished these parts may read a slot in this one without breaking the slot's order.
-
-        Parents of parents need no look: a part counts as finished only after its own parents.
-        """
-        parent = self.parent(number, slot)
-        return parent is None or parent.number in finished
-
     def resized(self, sealed: Collection[int], ranges: Sequence[Range]) -> Lineage:
         """The lineage after these open parts were sealed and followed by children with these ranges: a split, a merge, a move, or
         several of them. Raises InvalidArgument."""

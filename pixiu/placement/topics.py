@@ -15,7 +15,6 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID, MAX_ROOM, UIN, RoomID, topic_room
 
 ROOM_PREFIX: Final = "room/"
@@ -164,14 +163,3 @@ def _resolve(name: str) -> RoomID | TopicRefusal:
 
 
 _remembered = lru_cache(CACHED_NAMES)(_resolve)
-
-
-def room_of_topic(name: str) -> RoomID:
-    """Find the room that carries a topic. Raises `InvalidArgument` when there is none.
-
-    Source: docs/routing.md.
-    """
-    found = resolve(name)
-    if isinstance(found, TopicRefusal):
-        raise InvalidArgument(f"no room carries the topic {name[:80]!r}: {found.value}")
-    return found

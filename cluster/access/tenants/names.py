@@ -21,9 +21,6 @@ from cluster.access.rules import ALL, IMPERSONATE, OF_TOPICS, REVOKE, Target
 from cluster.access.tenants.settings import TenantSettings, range_of
 from pixiu.placement.topics import ROOM_PREFIX, SHARE_PREFIX, SYSTEM_PREFIX, USER_PREFIX, resolve, user_of_topic
 
-NO_ROOM: Final = f"{ROOM_PREFIX}0"
-NO_USER: Final = f"{USER_PREFIX}0"
-"""Names that are valid nowhere."""
 _NOT_FREE: Final = (ROOM_PREFIX, USER_PREFIX, "$")
 _USER: Final = USER_PREFIX.encode()
 _ROOM: Final = ROOM_PREFIX.encode()

@@ -65,7 +65,7 @@ from cluster.mqtt.properties_in_records import extension_for, origin_of
 from cluster.mqtt.reason_codes import ReasonCode
 from cluster.mqtt.server import ServerSession
 from cluster.mqtt.terms import SessionLimits
-from pixiu.placement.topics import room_of_topic
+from pixiu.placement.topics import TopicRefusal, resolve
 from pixiu.wire.record import Flag, Kind, encode, with_topic
 
 DIALECTS = {"v3.1": MQTT_3_1, "v3.1.1": MQTT_3_1_1, "v5": MQTT_5}
@@ -207,8 +207,10 @@ class Player:
 
 def _delivery(topic: str, found: Words) -> Delivery:
     qos, properties = int(found.get("qos", "0")), _properties(found.get("properties", ""))
+    room = resolve(topic)
+    assert not isinstance(room, TopicRefusal), f"no room carries {topic}"
     record = encode(
-        Kind.ROOM, room_of_topic(topic), with_topic(topic, found.get("payload", "x").encode()), 1, flags=Flag.TO_ROOM | Flag.TOPIC,
+        Kind.ROOM, room, with_topic(topic, found.get("payload", "x").encode()), 1, flags=Flag.TO_ROOM | Flag.TOPIC,
         origin=origin_of(qos, retain=False), extension=extension_for(properties, 0),
     )  # fmt: skip
     identifiers = tuple(int(one) for one in found.get("ids", "").split(",") if one)
