@@ -53,6 +53,7 @@ QUESTION = re.compile(r"(?:What|Who|Whoever|Whom|Whose|Whether|Which|How|Where|W
 BESIDE = ("benchmarks", "scripts", "examples")
 """Folders of programs beside the packages."""
 README_LINES = 15
+README_COLUMNS = 150
 LONG_READMES = {"benchmarks", "examples", "pixiu"}
 """Folders whose README is a page for readers from outside."""
 FUNCTION_LINES = 70
@@ -370,6 +371,8 @@ def test_a_folder_has_a_readme_of_what_is_there() -> None:
         text = page.read_text() if page.exists() else ""
         if not text or (len(text.splitlines()) > README_LINES and str(name) not in LONG_READMES):
             wrong.append(f"{name}: a README.md of at most {README_LINES} lines")
+        if any(len(line) >= README_COLUMNS and not line.startswith("|") for line in text.splitlines()):
+            wrong.append(f"{name}/README.md: lines of less than {README_COLUMNS} characters")
         for named in re.findall(r"`([a-z_0-9/]+(?:\.py|/))`", text):
             if not (folder / named).exists() and not (ROOT / named).exists():
                 wrong.append(f"{name}/README.md: {named} does not exist")
