@@ -40,8 +40,6 @@ class Cluster(NamedTuple):
     """Topics there are."""
     parts: int
     """Parts of all topics."""
-    wall_ms: int
-    """Time of day, Unix milliseconds."""
 
 
 def created(name: str, node: TopicNode | None, change: ev.CreateTopic, cluster: Cluster) -> TopicNode:

@@ -274,7 +274,7 @@ class Core:
         """The node that a change makes. Raises a PixiuError, `_NotYet`."""
         node, change = topic.node, asked.change
         if isinstance(change, ev.CreateTopic):
-            made = changes.created(topic.name, node, change, self._cluster(now))
+            made = changes.created(topic.name, node, change, self._cluster())
             self._note_numbers(made)
             return made
         if node is None:
@@ -293,16 +293,16 @@ class Core:
             case ev.RemoveChannel():
                 return changes.channel_removed(node, change)
             case ev.Resize():
-                return changes.resized(node, change, self._cluster(now))
+                return changes.resized(node, change, self._cluster())
 
     def _note_numbers(self, node: TopicNode) -> None:
         channel = max((channel.channel for channel in node.channels), default=0)
         self._numbers = Numbers(max(self._numbers.topic, node.topic), max(self._numbers.channel, channel))
 
-    def _cluster(self, now: float) -> changes.Cluster:
+    def _cluster(self) -> changes.Cluster:
         nodes = list(self.nodes())
         parts = sum(len(node.parts) for node in nodes)
-        return changes.Cluster(self.places(), self._numbers, len(nodes), parts, self._wall(now))
+        return changes.Cluster(self.places(), self._numbers, len(nodes), parts)
 
     def _members(self, topic: Topic, node: TopicNode, asked: Asked) -> int:
         """Members of a topic, as its groups say since the change was asked for. Raises `_NotYet`, `Unavailable`."""
@@ -535,7 +535,7 @@ class Core:
         if move is None or topic is None or topic.node is None or topic.writing or not topic.settled:
             return
         try:
-            node = changes.resized(topic.node, ev.Resize((move.part,), (), (move.target,)), self._cluster(now))
+            node = changes.resized(topic.node, ev.Resize((move.part,), (), (move.target,)), self._cluster())
             changes.largest(node, self._wall(now)).to_json()
         except PixiuError:
             return  # a limit is reached, which the admin says to those who ask for a change

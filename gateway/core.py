@@ -33,7 +33,7 @@ from gateway.membership.devices import DeviceIndex
 from gateway.membership.reporter import MembershipReporter
 from gateway.membership.rooms import NO_TOPICS, THE_GATEWAY, Channel, Client, RoomIndex
 from pixiu.ids import ALL_TOPICS, TOPIC_ROOM, EndpointID, gateway_msg_id
-from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.big_rooms import NO_BIG_ROOMS, VRooms
 from pixiu.placement.ordered_routes import Routes
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 from pixiu.version import __version__
@@ -60,7 +60,6 @@ from pixiu.wire.uin_list import take_apart
 
 MAX_ANSWERED_A_MESSAGE = 128
 """SnowflakeIDs of delivered signals in one control message, so that it fits a datagram."""
-NO_BIG_ROOMS = VRooms()
 MOVING = EndpointID(0)
 """In place of the proxy of a key whose records wait."""
 TOPIC_OR_TRACED = Flag.TOPIC | Flag.TRACED

@@ -131,7 +131,6 @@ class EmbeddedZooKeeper:
     def __init__(self, data_dir: str | Path, port: int = 0, host: str = HOST, tls_dir: Path | None = None) -> None:
         self._folder = Path(data_dir)
         self._host = host
-        self._wanted_port = port
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
         self._tls_dir = tls_dir

@@ -22,7 +22,7 @@ from cluster.links.api import Outcome
 from pixiu import errors
 from pixiu.errors import Refusal
 from pixiu.ids import EndpointID
-from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.big_rooms import NO_BIG_ROOMS, VRooms
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 from pixiu.wire.record import (
     CHAT,
@@ -66,7 +66,6 @@ CHECKED_RECORDS = 100
 others is checked where the record leaves the cluster."""
 HANDLED: Final = itemgetter(1)
 NO_KIND: Final = -1
-NO_BIG_ROOMS = VRooms()
 NO_LIMITS = Rates()
 ALL_KINDS: Final = frozenset({"room", "chat"})
 """Kinds of records that come here; mail has a pipeline of its own, `proxy.mail.pipeline`."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -40,8 +39,6 @@ from registry.restorer import Restorer
 MAX_LEASE_BYTES: Final = 1_024
 READ_AT_ONCE: Final = 64
 """Topics that are read at once when an admin begins to lead."""
-
-_log = logging.getLogger("registry.topics")
 
 
 class AdminLease:

@@ -59,7 +59,6 @@ _OTHER: Final = 4
 _PUBLISH_WITH_PROPERTIES: Final = 5
 
 NO_LOCAL: Final = 4
-RETAIN_AS_PUBLISHED: Final = 8
 SHARE: Final = "$share/"
 
 

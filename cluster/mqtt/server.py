@@ -79,7 +79,7 @@ from cluster.mqtt.reason_codes import ReasonCode, name_of, return_code
 from cluster.mqtt.states import ANSWERS_OF_THE_SHELL, PACKET_EVENTS, Event, State
 from cluster.mqtt.subscriptions import LARGE_ANSWER, Subscriptions, judge_filter, outside_vrooms
 from cluster.mqtt.terms import SessionLimits, Terms, agree, connack, fault_of
-from pixiu.placement.big_rooms import VRooms
+from pixiu.placement.big_rooms import NO_BIG_ROOMS, VRooms
 from pixiu.placement.topics import USER_PREFIX, TopicRefusal, destination
 
 
@@ -100,7 +100,6 @@ def accept_all(connect: Connect) -> ReasonCode:
     return ReasonCode.SUCCESS
 
 
-NO_BIG_ROOMS: Final = VRooms()
 _NO_TERMS: Final = Terms(MQTT_3_1_1, 0)
 _PINGRESP: Final = Send(codec.PINGRESP)
 _NO_INBOUND: Final = Inbound()
@@ -195,11 +194,6 @@ class ServerSession:
     def client_id(self) -> str:
         """The client's ID; empty before CONNECT."""
         return self._client_id
-
-    @property
-    def terms(self) -> Terms:
-        """The terms of the connection; without meaning before CONNECT."""
-        return self._terms
 
     @property
     def has_outgoing(self) -> bool:

@@ -23,7 +23,6 @@ from pixiu.wire.inbox_operations import MAX_NOTE_BYTES
 VERSION: Final = 1
 MAX_FILTERS: Final = 1_000
 """Limit of filters of one session."""
-MAX_PACKET_ID: Final = 65_535
 MAX_INBOUND: Final = 1_024
 """Limit of QoS 2 messages of one client whose PUBREL has not come. Policy: the client's receive maximum is below it."""
 MAX_RELEASED: Final = 16_384

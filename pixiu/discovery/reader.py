@@ -93,7 +93,6 @@ class Reader:
     """
 
     def __init__(self, root: str, roles: Iterable[str], poll_interval_s: float, uniform: Callable[[], float]) -> None:
-        self._root = root
         self._roles = {paths.role_directory(root, role): role for role in roles}
         self._markers: dict[str, int | None] = {paths.changes(root, role): None for role in self._roles.values()}
         """Marker → number of its writes, as far as reported; None: not known yet."""

@@ -228,11 +228,6 @@ class Block:
         """Position of the last message."""
         return self.first + self.count - 1
 
-    @property
-    def crc(self) -> int:
-        """Its CRC, which tells whether two blocks are the same."""
-        return int(U32.unpack_from(self.data, 8)[0])
-
     def index(self) -> Iterator[tuple[int, int, int, int]]:
         """(end, slot, flags, 0) of each message."""
         return INDEX.iter_unpack(memoryview(self.data)[HEAD_BYTES : self._at])

@@ -101,8 +101,6 @@ class Flag:
     """Only inside a cluster: the message is stored for the sessions that are kept, so brokers deliver it at once."""
 
 
-ALL_FLAGS: Final = 63
-"""Flags that senders may set."""
 PLAIN_ROOM: Final = int(Kind.ROOM | Flag.TO_ROOM << 8)
 """Value that `WALK` reads in most messages: to a room, not traced."""
 LANE_FIRST: Final = 0

@@ -15,9 +15,6 @@ from rich.table import Table
 from pixiu.discovery.node import Node
 
 LEADING = "Leading"
-COLUMNS = (
-    "role", "partition", "replica", "member", "state", "epoch", "in sync", "end", "committed", "applied", "lag", "may lead",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,6 @@ class Export:
     def __init__(self, partition: int, messages: Messages, columns: Columns, users: frozenset[int], begin: int, end: int) -> None:
         self._partition, self._messages, self._columns, self._users = partition, messages, columns, users
         self._next, self._end = begin, end
-        self._expected = 0
 
     def part(self) -> Part:
         """Read the next rows. Raises Gone if they were trimmed meanwhile, StoreDamaged, DiskFailed."""

@@ -74,8 +74,3 @@ class TopicMap(DescribedSettings):
         """A text for those who used the topic that this one replaces."""
         back = f"; `pixiu topic restore {self.name}` brings it back within a day" if self.deleted_at_ms else ""
         return f"the topic {self.name} was deleted{back}"
-
-    def group_of(self, part: int) -> int:
-        """The group that holds a part; -1: the topic has no such part."""
-        found = self.lineage.parts.get(part)
-        return -1 if found is None else found.group
