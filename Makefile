@@ -26,7 +26,7 @@ BESIDE_LINT = $(MAKE) --no-print-directory --jobs 2 lint
 # An environment that forbids bytecode would have every process of every test compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run quick debug check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs hooks changelog wheels clean
+.PHONY: run quick coverage debug check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs hooks changelog wheels clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -56,6 +56,12 @@ check-tests: $(VENV)/.dev
 all-tests: $(VENV)/.dev  # in a fresh clone every module is compiled once, and not by each worker; errors are the second line's to report
 	test -d tests/e2e/__pycache__ || MAKEFLAGS= $(BIN)/python -m pytest --collect-only -p no:xdist >/dev/null 2>&1 || true
 	MAKEFLAGS= $(BIN)/python -m pytest $(FILES) -n 3
+
+coverage: $(VENV)/.dev  # how much of each module the quick tests reach; TESTS="-n 3": how much all tests and their processes reach
+	rm -rf build/coverage && mkdir -p build/coverage
+	MAKEFLAGS= $(BIN)/python -m coverage run -m pytest $(or $(TESTS),$(QUICK))
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
 
 debug: $(VENV)/.dev  # the quick tests in asyncio's debug mode: a coroutine that nobody awaits, or a socket or file left open, is a failure
 	MAKEFLAGS= PYTHONASYNCIODEBUG=1 $(BIN)/python -m pytest $(QUICK) $(STRICT)
