@@ -6,7 +6,6 @@ Source: docs/security.md, "Tokens".
 from __future__ import annotations
 
 import json
-import os
 import stat
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from pixiu.errors import ConfigurationError
+from pixiu.objects.durable import replace_file
 
 KEYS: Final = "keys.json"
 DEMO: Final = """# Who may do what: docs/security.md. It is read again when it changes.
@@ -59,10 +59,7 @@ def _publish(path: Path, key: ed25519.Ed25519PrivateKey) -> None:
     found = json.loads(path.read_bytes()) if path.exists() else {"keys": []}
     if not isinstance(found, dict) or not isinstance(found.get("keys"), list):
         raise ConfigurationError(f"{path}: is not a key set (a JWKS), so a new key cannot be added to it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(json.dumps({**found, "keys": [*found["keys"], public_of(key)]}, indent=1) + "\n")
-    new.replace(path)
+    replace_file(path, (json.dumps({**found, "keys": [*found["keys"], public_of(key)]}, indent=1) + "\n").encode())
 
 
 def public_of(key: ed25519.Ed25519PrivateKey) -> dict[str, Any]:
@@ -92,9 +89,7 @@ def token(
 
 def write_private(path: Path, data: bytes) -> None:
     """Write a file that nobody else may read. Raises `OSError`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, stat.S_IRUSR | stat.S_IWUSR), "wb") as file:
-        file.write(data)
+    replace_file(path, data, mode=stat.S_IRUSR | stat.S_IWUSR)
 
 
 def make_demo(folder: Path, roles: Sequence[str]) -> tuple[str, ...]:

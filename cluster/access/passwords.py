@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import os
 import secrets
 import stat
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from typing import Final
 
 from cluster.trust.identity import Identity, groups_of, uin_of
 from pixiu.errors import ConfigurationError, InvalidArgument, NotAuthenticated
+from pixiu.objects.durable import replace_file
 
 N: Final = 1 << 14
 R: Final = 8
@@ -99,13 +99,7 @@ def put_user(path: Path, user: str, line: str) -> bool:
     try:
         lines = path.read_text().splitlines() if path.exists() else []
         kept = [old for old in lines if old.split(":", 1)[0] != user]
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        mode = stat.S_IRUSR | stat.S_IWUSR
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write("".join(f"{text}\n" for text in (*kept, line)))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_file(path, "".join(f"{text}\n" for text in (*kept, line)).encode(), mode=stat.S_IRUSR | stat.S_IWUSR)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: cannot be written: {error}") from None
     return len(kept) < len(lines)

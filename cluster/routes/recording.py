@@ -11,6 +11,7 @@ from typing import Final
 
 from cluster.routes.routes import MAX_NAME, NAME_CHARACTERS, Routes, read_routes
 from pixiu.errors import ConfigurationError, InvalidArgument
+from pixiu.objects.durable import replace_file
 from pixiu.placement.topics import ROOM_PREFIX
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -43,10 +44,11 @@ def record(path: Path, pattern: str, topic: str, *, deliver: bool, name: str = "
     lines = [f"[{name}]" if "." not in name else f'["{name}"]', takes, f'topic = "{_text(topic)}"']
     lines += [f'clients = "{_text(topic)}"'] if deliver else []
     made = path.with_name(f".{path.name}.{os.getpid()}")
-    made.write_text("\n".join([*([text.rstrip(), ""] if text else []), *lines, ""]))
+    content = "\n".join([*([text.rstrip(), ""] if text else []), *lines, ""])
+    made.write_text(content)
     try:
         found = read_routes(made)
-        made.replace(path)
+        replace_file(path, content.encode())
     except ConfigurationError as error:
         raise ConfigurationError(str(error).replace(str(made), str(path))) from None
     finally:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pixiu.errors import ConfigurationError, DiskFailed, MalformedData
+from pixiu.objects.durable import make_directory, sync_directory
 
 OPERATIONS: Final = "audit"
 REFUSALS: Final = "refusals"
@@ -117,8 +118,9 @@ class Audit:
         """Lines that could not be written or synced."""
         if folder is not None:
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_directory(folder)
                 self._open()
+                sync_directory(folder)  # the name of the first file; its maker may have been killed before that
             except OSError as error:
                 raise ConfigurationError(f"the audit log cannot be kept in {folder}: {error.strerror}") from None
         if folder is not None and chain != REFUSALS:
@@ -263,11 +265,7 @@ class Audit:
         self._size, self._first = 0, self._n + 1
         for gone in _complete(self._folder, self._chain)[: -self._files]:
             gone.unlink()
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_directory(self._folder)
 
     def _sync_soon(self) -> None:
         try:

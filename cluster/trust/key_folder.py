@@ -6,18 +6,21 @@ Source: docs/security.md, "Keys of datagrams", "Login tickets".
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.trust.key_ring import FILE, MAX_KEY_ID
 from pixiu.errors import ConfigurationError
+from pixiu.objects.durable import make_directory, replace_file, sync_directory
 
 
 def _found(folder: Path) -> dict[str, list[int]]:
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not folder.exists():
+            make_directory(folder.parent)
+            folder.mkdir(exist_ok=True, mode=0o700)
+            sync_directory(folder.parent)
         matches = [FILE.fullmatch(path.name) for path in folder.iterdir()]
     except OSError as error:
         raise ConfigurationError(f"{folder}: cannot be used: {error.strerror}") from None
@@ -41,13 +44,9 @@ def add_key(folder: Path) -> Path:
     number = max(taken, default=0) + 1
     if number > MAX_KEY_ID:
         raise ConfigurationError(f"{folder}: {MAX_KEY_ID} is the last number: end all processes and begin again with 1.key")
-    path, begun = folder / f"{number}.next", folder / f"{number}.begun"
+    path = folder / f"{number}.next"
     with _changing(folder):
-        with open(os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-            file.flush()
-            os.fsync(file.fileno())
-        begun.rename(path)  # never half a key
+        replace_file(path, secrets.token_hex(32).encode(), mode=0o600)  # never half a key
     return path
 
 
@@ -59,6 +58,7 @@ def use_key(folder: Path) -> Path:
     path = folder / f"{found[0]}.key"
     with _changing(folder):
         (folder / f"{found[0]}.next").rename(path)
+        sync_directory(folder)
     return path
 
 
@@ -77,4 +77,5 @@ def drop_keys(folder: Path) -> list[Path]:
     with _changing(folder):
         for path in gone:
             path.unlink()
+        sync_directory(folder)
     return gone

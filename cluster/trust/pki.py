@@ -11,10 +11,8 @@ Source: docs/security.md, "Certificates".
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import ipaddress
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pixiu.discovery.paths import ROLES
 from pixiu.errors import ConfigurationError, InvalidArgument
+from pixiu.objects.durable import replace_file
 from pixiu.rpc.tls import OPERATOR, ROLE_URI, host_name
 
 CLIENT: Final = "client"
@@ -44,17 +43,8 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 def _write(path: Path, data: bytes, *, private: bool) -> None:
     """Replace a file atomically."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            new.unlink()
-        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
-        with open(file, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        new.rename(path)
+        replace_file(path, data, mode=0o600 if private else 0o644)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
 

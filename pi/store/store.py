@@ -18,10 +18,10 @@ from typing import Final
 
 import lmdb
 
-from cluster.replication.storage.label import make_directory, sync_directory
 from pi.early import Early
 from pi.keys import ValueDamaged, unseal
 from pixiu.errors import DiskFailed, DiskFull, StateDamaged
+from pixiu.objects.durable import make_directory, sync_directory
 
 COPY_SUFFIX: Final = ".copy"
 FILE_NAME: Final = "data.mdb"

@@ -21,7 +21,7 @@ import lmdb
 import xxhash
 
 from cluster.membership.replica.store import StoreError
-from cluster.replication.storage.label import make_directory, sync_directory
+from pixiu.objects.durable import make_directory, sync_directory
 
 ALIVE_KEY: Final = b"alive"
 ALIVE: Final = struct.Struct("<Q")

@@ -19,6 +19,7 @@ from stat import S_ISREG
 from typing import Any, Final
 
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData
+from pixiu.objects.durable import replace_file, sync_directory
 from tools.tail.core import EDGE_BYTES, Change, Identity, Life, Seen, as_json, digest, from_json, look
 
 MAX_FILES: Final = 256
@@ -85,12 +86,7 @@ class Files:
 
     def save(self) -> None:
         """Keep the positions, durably."""
-        made = self._positions.with_name(f"{self._positions.name}.new")
-        with open(made, "w") as file:
-            json.dump(as_json(self.lives), file)
-            file.flush()
-            os.fsync(file.fileno())
-        made.replace(self._positions)
+        replace_file(self._positions, json.dumps(as_json(self.lives)).encode())
 
     def close(self) -> None:
         """Let others use the positions."""
@@ -114,6 +110,7 @@ class Files:
         self._from_end = False  # what comes now is new
         before, self.lives = self.lives, [self._linked(life) for life in change.lives]
         if [life.writer for life in before] != [life.writer for life in self.lives] or change.lost:
+            sync_directory(self._spill)  # the links to which the positions point
             self.save()
             self._clear()
         return change

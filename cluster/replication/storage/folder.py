@@ -24,12 +24,12 @@ from typing import Final
 
 from cluster.replication.machine import StateMachine
 from cluster.replication.model import START, Damage, MemberID, PartitionState, Position
-from cluster.replication.storage.label import make_directory, sync_directory
 from cluster.replication.storage.log import DAMAGED_SUFFIX, SegmentedLog
 from cluster.replication.storage.segment import SUFFIX
 from cluster.trust.audit import Audit
 from pixiu.errors import ConfigurationError, DiskFailed, StorageError
 from pixiu.ids import hex_id
+from pixiu.objects.durable import make_directory, sync_directory
 
 RESERVE_BYTES: Final = 64 << 20
 """Disk space that a snapshot leaves free."""

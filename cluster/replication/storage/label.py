@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from cluster.replication.model import START, MemberID, Position
 from pixiu.errors import DiskFailed
+from pixiu.objects.durable import sync_directory
 
 _RECORD: Final = struct.Struct("<4sIQIIQIQBxxx")
 _MAGIC: Final = b"PXLB"
@@ -158,20 +159,3 @@ def load_member(directory: Path) -> tuple[MemberID, bool]:
         os.fsync(file.fileno())
     sync_directory(directory)
     return member, new
-
-
-def make_directory(directory: Path) -> None:
-    """Make a directory if it is missing. Its name, and those of new parents, are durable afterwards, whoever made them."""
-    missing = [each for each in directory.parents if not each.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
-    for each in (directory, *missing):
-        sync_directory(each.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names that were created or removed in a directory durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

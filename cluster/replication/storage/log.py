@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import Final
 
 from cluster.replication.model import START, Damage, Entry, Position
-from cluster.replication.storage.label import UNREADABLE, Label, LabelFile, load_member, make_directory, sync_directory
+from cluster.replication.storage.label import UNREADABLE, Label, LabelFile, load_member
 from cluster.replication.storage.segment import Segment, base_of, name_of
 from pixiu.errors import DiskFailed, DiskFull, LogDamaged
+from pixiu.objects.durable import make_directory, sync_directory
 
 DAMAGED_SUFFIX: Final = ".damaged"
 MAX_TAIL_ENTRIES: Final = 8192

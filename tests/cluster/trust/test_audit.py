@@ -185,8 +185,8 @@ def test_a_secret_or_payload_is_a_bug(tmp_path: Path, fields: dict[str, object])
 
 async def test_in_an_event_loop_lines_are_synced_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
-    monkeypatch.setattr("cluster.trust.audit.os.fsync", synced.append)
     audit = Audit(tmp_path)
+    monkeypatch.setattr("cluster.trust.audit.os.fsync", synced.append)
     for _ in range(1000):
         audit.write("login", user="7")
     await audit.flush()

@@ -21,16 +21,16 @@ def test_a_folder_that_cannot_be_changed_is_said(tmp_path: Path, monkeypatch: py
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    for name in ("rename", "unlink"):
+    for name in ("rename", "replace", "unlink"):
         monkeypatch.setattr(Path, name, refused)
     with pytest.raises(ConfigurationError, match="cannot be changed: Permission denied"):
         drop_keys(tmp_path)
     with pytest.raises(ConfigurationError, match="cannot be changed"):
         add_key(tmp_path)
-    os.rename(tmp_path / "3.begun", tmp_path / "3.next")
+    (tmp_path / "3.next").write_text("00" * 32)
     with pytest.raises(ConfigurationError, match="cannot be changed"):
         use_key(tmp_path)
-    monkeypatch.setattr("cluster.trust.key_folder.os.open", refused)
+    monkeypatch.setattr("pixiu.objects.durable.os.open", refused)
     os.replace(tmp_path / "3.next", tmp_path / "gone")
     with pytest.raises(ConfigurationError, match="cannot be changed"):
         add_key(tmp_path)
