@@ -10,9 +10,11 @@ Source: docs/bridges.md.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +24,7 @@ from bridge.connectors.kafka import KafkaSource, KafkaSourceOptions, KafkaTarget
 from bridge.connectors.mqtt import MqttSource, MqttSourceOptions, MqttTarget, MqttTargetOptions
 from bridge.connectors.nsq import NsqSource, NsqSourceOptions, NsqTarget, NsqTargetOptions
 from bridge.connectors.webhook import Webhook, WebhookOptions
-from bridge.options import BridgeOptions
+from bridge.options import BridgeOptions, TargetOptions
 from cluster.routes.routes import Routes
 from cluster.settings.fields import show, unknown
 from cluster.settings.options import Sources, read_tables
@@ -73,15 +75,22 @@ class Bridge:
         return KINDS[self.options.kind]
 
     @property
+    def channel(self) -> str:
+        """Channel that it reads; empty: it writes the topic."""
+        return (self.options.channel or f"bridge-{self.name}") if isinstance(self.options, TargetOptions) else ""
+
+    @property
     def alone(self) -> bool:
         """True if one process alone runs it."""
         return self.kind.alone(self.options)
 
 
 def read_bridges(path: Path | str) -> list[Bridge]:
-    """Read and check the file of the bridges. Raises `ConfigurationError` with a line for each error."""
+    """Read and check the file of the bridges; it has at least one. Raises `ConfigurationError` with a line for each error."""
     found, wrong = list[Bridge](), list[str]()
-    tables = read_tables(path)
+    tables = read_tables(path, "the file of bridges")
+    if not tables:
+        wrong.append(f"{path}: it describes no bridge: add a table for each, such as [orders-to-shop] (docs/bridges.md)")
     if len(tables) > MAX_BRIDGES:
         wrong.append(f"{path}: these are {len(tables)} bridges; at most {MAX_BRIDGES} are allowed")
     for name, table in tables.items():
@@ -103,6 +112,17 @@ def read_bridges(path: Path | str) -> list[Bridge]:
     if wrong:
         raise ConfigurationError("\n".join(wrong))
     return found
+
+
+def digest_of(bridges: Iterable[Bridge]) -> str:
+    """16 hex digits that processes with the same bridges have in common, however their files are written."""
+    said = {
+        each.name: {
+            spec.name: repr(value) for spec in fields(each.options) if (value := getattr(each.options, spec.name)) != spec.default
+        }
+        for each in bridges
+    }
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def bridges_of(routes: Routes) -> list[Bridge]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import ClassVar
 
+from cluster.routes.routes import read_routes
 from cluster.settings.fields import bounded, choice
 from cluster.settings.options import Options as AnyOptions
 from cluster.settings.options import RoleOptions
@@ -24,7 +26,7 @@ class Options(RoleOptions):
     """The [bridge] table: what every role has, and where the bridges are described."""
 
     bridges: str = ""
-    """File with a table for each bridge, such as [orders-to-kafka]. Empty: there are none."""
+    """File with a table for each bridge, such as [orders-to-kafka]. Empty: there are none but those of routes."""
     routes: str = ""
     """File of routes, the same as the proxies': what it says that clients get is delivered. Read again when it changes. Empty:
     there are none."""
@@ -42,6 +44,19 @@ class Options(RoleOptions):
             parse_target(self.target or self.registry)
         except InvalidArgument as error:
             yield "target", f"empty, or where the cluster is: {error}"
+        if not self.bridges and not self.routes:
+            yield (
+                "bridges",
+                "given, or routes: the file with a table for each bridge (docs/bridges.md)",
+            )
+
+    def read_files(self) -> None:
+        """See `RoleOptions`."""
+        super().read_files()
+        if self.bridges:
+            import_module("bridge.catalog").read_bridges(self.bridges)  # connectors need this module
+        if self.routes:
+            read_routes(self.routes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from cluster.listeners.clients import ClientListener, ClientRoleOptions
@@ -191,3 +192,11 @@ class Options(ClientRoleOptions, PacedOptions):
             Networks(self.proxy_networks)
         except ValueError as error:
             yield "proxy_networks", f"networks with commas between, such as 10.0.0.0/8: {error}"
+
+    def read_files(self) -> None:
+        """See `RoleOptions`."""
+        super().read_files()
+        if self.access_file:
+            from cluster.access.files import Files  # most processes do not need it
+
+            Files(Path(self.access_file)).read()

@@ -30,6 +30,7 @@ from cluster.settings.options import (
     SharedOptions,
     Sources,
     against_cluster,
+    file_errors,
     is_wildcard,
     read_tables,
 )
@@ -181,6 +182,7 @@ def load(path: Path | str | None, environ: Mapping[str, str], overrides: Mapping
     if not wrong and cluster is not None:
         wrong += [text for entry in entries for text in against_cluster(entry.role, entry.name, cluster, entry.options)]
         wrong += _conflicts(entries)
+        wrong += [text for entry in entries for text in file_errors(entry.options)]
     if wrong or cluster is None:
         raise ConfigurationError("\n".join(dict.fromkeys(wrong)))
     for role in {entry.role for entry in entries}:

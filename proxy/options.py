@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from cluster.listeners.clients import ClientRoleOptions
+from cluster.routes.routes import read_routes
 from cluster.settings.fields import bounded, choices
 from cluster.settings.options import PacedOptions
 
@@ -40,3 +42,13 @@ class Options(ClientRoleOptions, PacedOptions):
     kinds: tuple[str, ...] = choices(("room", "chat", "mail"), "room", "chat", "mail")
     """Kinds that this proxy accepts: messages to rooms, messages to users in real time, mail to users. Others are refused. SDKs
     use all proxies, so proxies that differ are for back ends that name theirs."""
+
+    def read_files(self) -> None:
+        """See `RoleOptions`."""
+        super().read_files()
+        if self.access_file:
+            from cluster.access.files import Files  # most processes do not need it
+
+            Files(Path(self.access_file)).read()
+        if self.routes:
+            read_routes(self.routes)

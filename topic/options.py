@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from cluster.listeners.clients import ClientRoleOptions
 from cluster.replication.role_options import ReplicatedOptions
@@ -51,3 +52,11 @@ class Options(ReplicatedOptions, ClientRoleOptions):
             check_url(self.store)
         except InvalidArgument as problem:
             yield "store", str(problem)
+
+    def read_files(self) -> None:
+        """See `RoleOptions`."""
+        super().read_files()
+        if self.access_file:
+            from cluster.access.files import Files  # most processes do not need it
+
+            Files(Path(self.access_file)).read()

@@ -313,7 +313,7 @@ def room_number(name: str) -> int:
 
 def read_routes(path: Path | str) -> Routes:
     """Read and check the file of routes. Raises `ConfigurationError` with a line for each error."""
-    return routes_of(read_tables(path), str(path))
+    return routes_of(read_tables(path, "the file of routes"), str(path))
 
 
 def routes_of(tables: Mapping[str, Any], origin: str) -> Routes:

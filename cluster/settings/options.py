@@ -295,6 +295,13 @@ class RoleOptions(SharedOptions):
         """Return the files that only this role should be able to read, besides those of the cluster's options."""
         return []
 
+    def read_files(self) -> None:
+        """Read the files without which the process cannot start, as it will. Raises ConfigurationError with a line for each error.
+
+        An error is so found before any socket opens, and before the other roles of a node start.
+        """
+        self.listener_tls()
+
     def listener_tls(self) -> ListenerTls | None:
         """Return the TLS of this role's client listeners; None if it has none, or they do not use TLS. Raises
         `ConfigurationError`."""
@@ -532,6 +539,7 @@ def load_options(
     wrong += cluster.wrong + own.wrong
     if not wrong and cluster_options is not None and role_options is not None:
         wrong += against_cluster(role, role, cluster_options, role_options)
+        wrong += file_errors(role_options)
     if wrong or cluster_options is None or role_options is None:
         raise ConfigurationError("\n".join(wrong))
     cluster_options.tls(role)
@@ -545,6 +553,15 @@ def against_cluster(role: str, table: str, cluster: ClusterOptions, options: Rol
         yield f"[cluster] router_root = {show(root)}: a {role} belongs to the cluster that has the routers: start it at {root}"
     elif not (cluster.tls_dir or options.cluster_insecure or is_loopback(options.host)):
         yield f"[{table}] host = {show(options.host)}: must be {CLUSTER_CLOSED}"
+
+
+def file_errors(options: RoleOptions) -> list[str]:
+    """Return an error for each line of the options' files that is wrong."""
+    try:
+        options.read_files()
+    except ConfigurationError as error:
+        return str(error).splitlines()
+    return []
 
 
 def example_toml(role: str, options_type: type[RoleOptions]) -> str:
@@ -565,14 +582,14 @@ def read_bounded(path: Path | str, max_bytes: int, what: str = "") -> bytes:
     return data.removeprefix(codecs.BOM_UTF8)  # Windows editors write it
 
 
-def read_tables(path: Path | str | None) -> dict[str, Any]:
-    """Read a TOML file; None: there is none. Raises ConfigurationError."""
+def read_tables(path: Path | str | None, what: str = "the configuration file") -> dict[str, Any]:
+    """Read a TOML file; None: there is none. Raises ConfigurationError. what: its name in errors."""
     if path is None:
         return {}
-    data = read_bounded(path, MAX_FILE_BYTES, "the configuration file")
+    data = read_bounded(path, MAX_FILE_BYTES, what)
     try:
         return tomllib.loads(data.decode())
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{path}: the configuration file is not UTF-8") from None
+        raise ConfigurationError(f"{path}: {what} is not UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path}: the configuration file is not TOML: {error}") from None
+        raise ConfigurationError(f"{path}: {what} is not TOML: {error}") from None

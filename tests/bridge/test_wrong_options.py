@@ -1,4 +1,4 @@
-"""Options of bridges that no message could survive: they are refused with a sentence, before anything runs."""
+"""Options of bridges that no message could survive, and processes without any: refused with a sentence, before anything runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,29 @@ from pathlib import Path
 import pytest
 
 from bridge.catalog import read_bridges
+from bridge.options import Options
+from bridge.service import Service
+from cluster.process.host import run_role
+from node.__main__ import main as node
 from pixiu.errors import ConfigurationError
+from registry.membership import Membership
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "# none yet\n", "[a]\nkind = 'to-webhook'\n"], ids=["no-file", "empty", "comment", "wrong"]
+)
+def test_a_process_without_bridges_does_not_start(tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bridges.toml"
+    given = []
+    if content is not None:
+        file.write_text(content)
+        given = ["--set", f"bridges={file}"]
+    registry = ["--set", "registry=zk://127.0.0.1:1/x"]  # where nothing is: it must end before it looks there
+    assert run_role("bridge", Options, Service, [*registry, *given], membership=Membership) == 2
+    errors = capsys.readouterr().err
+    assert ("[bridge] bridges" in errors) if content is None else (str(file) in errors), errors
+    assert node(["--set", "node.roles=bridge", *registry, *(each.replace("bridges=", "bridge.bridges=") for each in given)]) == 2
+    assert capsys.readouterr().err.removeprefix("node") == errors.removeprefix("bridge")
 
 
 @pytest.mark.parametrize(

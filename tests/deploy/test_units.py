@@ -72,6 +72,9 @@ def test_every_role_takes_what_its_unit_gives(role: str, tmp_path: Path) -> None
         wanted = parse("node", RoleOptions, words)
         assert load_node(wanted.config, {}, wanted.overrides)
         return
+    if role == "bridge":
+        (tmp_path / "bridges.toml").write_text('[a]\nkind = "to-webhook"\ntopic = "t"\nurl = "http://h/"\n')
+        config.write_text(f'{config.read_text()}bridges = "{tmp_path / "bridges.toml"}"\n')
     options_type = importlib.import_module(f"{role}.options").Options
     wanted = parse(role, options_type, words)
     _, options = load_options(role, options_type, wanted.config, {}, wanted.overrides, names_registry=True)

@@ -174,7 +174,9 @@ def test_the_example_has_every_option_once_and_is_loaded(tmp_path: Path) -> None
     assert [Entry(entry.name, entry.role, entry.options) for entry in load(path, {}, {})[1]] == load(path, {}, {})[1]
     assert tuple(entries(path)) == Options.roles
     names = [role if role in UNPARTITIONED_ROLES else f"{role}-0" for role in ROLES]
-    everything = entries(path, roles=",".join(names), data_dir=str(tmp_path))
+    (tmp_path / "bridges.toml").write_text('[a]\nkind = "to-webhook"\ntopic = "t"\nurl = "http://h/"\n')
+    bridges = str(tmp_path / "bridges.toml")
+    everything = entries(path, roles=",".join(names), data_dir=str(tmp_path), bridge__bridges=bridges)
     assert len(everything) == len(ROLES)
     text = path.read_text()
     assert text.count("\nsession_timeout_ms = ") == 1, "what is shared is in [node] alone"
