@@ -14,14 +14,16 @@ import os
 import random
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from bridge.catalog import Bridge, bridges_of, read_bridges
+from bridge.catalog import Bridge, bridges_of, digest_of, read_bridges
 from bridge.connectors.secrets import secret_of
 from bridge.options import Options, SourceOptions, TargetOptions
 from bridge.owners import owner_of
 from bridge.source_run import SourceRun
+from bridge.surroundings import others_text, own_gateways, with_other_bridges
 from bridge.target_run import TargetRun
 from cluster.core.role import RoleShell
 from cluster.links.api import Peer
@@ -31,16 +33,21 @@ from cluster.routes.live_file import RoutesFile
 from cluster.routes.routes import Routes
 from cluster.settings.options import ClusterOptions
 from pixiu.client.client import Client, connect
-from pixiu.discovery.node import NodeState
+from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import View
 from pixiu.errors import PixiuError
+from pixiu.ids import EndpointID
 from pixiu.rpc.backoff import Backoff
 
 FIRST_BACKOFF_S: Final = 0.2
 MAX_BACKOFF_S: Final = 10.0
 STOP_S: Final = 5.0
 """Time for the end of a bridge that is no longer this process's, or was paused, before it is cut off, seconds."""
+LOOK_S: Final = 5.0
+"""Time between two looks at the surroundings, seconds: longer than processes take to read a changed file of routes."""
 NOT_CONNECTED: Final = "bridge_not_connected"
+OWN_GATEWAY: Final = "bridge_to_own_gateway"
+OTHER_BRIDGES: Final = "bridge_process_with_other_bridges"
 BEGINS: Final = "bridge_begins"
 ENDS: Final = "bridge_ends"
 Run = TargetRun | SourceRun
@@ -64,6 +71,12 @@ class Service(RoleShell):
         self._runs: dict[str, Run] = {}
         self._changed = asyncio.Event()
         self._problem = "it does not know the cluster yet"
+        self._own_gateways: dict[str, str] = {}
+        """Bridge → warning: its broker is a gateway of this cluster."""
+        self._others: list[Node] = []
+        """Processes with other bridges, at the last look."""
+        self._told: set[EndpointID] = set()
+        """Those that were logged."""
         self._draining = False
         context.metrics.collect_from(self._samples)
 
@@ -86,12 +99,17 @@ class Service(RoleShell):
         self._paused = frozenset(options.paused)
         self._changed.set()
 
+    async def prepare(self, node: Node) -> Node:
+        """See `cluster.process.context.Preparing`."""
+        return replace(node, files_digest=digest_of(self._bridges))
+
     async def start(self) -> None:
         """Start without waiting: bridges begin when the cluster is found."""
         self.spawn(self._connect())
         if self._routes is not None:
             self.spawn(self._routes.look())
         self.spawn(self._follow())
+        self.spawn(self._look_around())
 
     async def drain(self) -> None:
         """Finish what is being written, and leave the channels."""
@@ -112,7 +130,14 @@ class Service(RoleShell):
         bridges = [self._status(each) for each in self._bridges]
         faults = [f"bridge {each['name']}: {each['why']}" for each in bridges if each["why"]]
         faults += [self._routes.problem] if self._routes is not None and self._routes.problem else []
-        return {"bridges": bridges, "degraded": "; ".join([self._problem, *faults] if self._problem else faults) or None}
+        degraded = "; ".join([self._problem, *faults] if self._problem else faults) or None
+        return {"bridges": bridges, "warnings": self._warnings(), "degraded": degraded}
+
+    def _warnings(self) -> list[str]:
+        """What an operator should look at, and what keeps nothing from going on."""
+        own = self._context.membership.node
+        others = [others_text(own, self._others)] if own is not None and self._others else []
+        return [*others, *(f"bridge {name}: {text}" for name, text in self._own_gateways.items())]
 
     def _status(self, bridge: Bridge) -> dict[str, object]:
         run = self._runs.get(bridge.name)
@@ -120,10 +145,9 @@ class Service(RoleShell):
             return run.status()
         paused = bridge.name in self._paused
         options = bridge.options
-        channel = (options.channel or f"bridge-{bridge.name}") if isinstance(options, TargetOptions) else ""
         state = "paused" if paused else "another process runs it" if bridge.alone else "not begun"
         before = run.status() if run is not None else {"messages": 0, "bytes": 0, "rejected": 0, "retries": 0, "waiting": 0}
-        own = {"name": bridge.name, "kind": options.kind, "topic": options.topic, "channel": channel}
+        own = {"name": bridge.name, "kind": options.kind, "topic": options.topic, "channel": bridge.channel}
         return {**before, **own, "state": state, "why": ""}
 
     # --- running
@@ -131,6 +155,24 @@ class Service(RoleShell):
     def _routes_changed(self, routes: Routes) -> None:
         self._bridges = [*self._described, *bridges_of(routes)]
         self._changed.set()
+
+    async def _look_around(self) -> None:
+        """Register which bridges these are, and look for what to warn of. A process with others is logged at the second look."""
+        while True:
+            own, view = self._context.membership.node, self._context.view
+            digest = digest_of(self._bridges)
+            if own is not None and not self._draining:
+                if own.files_digest != digest:
+                    await self._context.membership.update(replace(own, files_digest=digest))
+                before, self._others = self._others, with_other_bridges(view.running("bridge"), own.endpoint, digest)
+                for node in self._others:
+                    if node in before and node.endpoint not in self._told:
+                        self._told.add(node.endpoint)
+                        self._context.log.warning(OTHER_BRIDGES, text=others_text(own, [node]))
+            known, self._own_gateways = self._own_gateways, await own_gateways(self._bridges, view.running("gateway"))
+            for name in self._own_gateways.keys() - known.keys():
+                self._context.log.warning(OWN_GATEWAY, bridge=name, text=self._own_gateways[name])
+            await asyncio.sleep(LOOK_S)
 
     async def _connect(self) -> None:
         backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S, random.Random().random)

@@ -71,6 +71,11 @@ class _BrokerOptions(BridgeOptions):
     keep_alive_s: int = bounded(10, 1, 3600)
     """Seconds of silence after which the link is tested; it counts as cut after half as much again."""
 
+    @property
+    def port(self) -> int:
+        """The other broker's port."""
+        return self.broker_port or (8883 if self.tls_ca else 1883)
+
     def broker_problems(self) -> list[tuple[str, str]]:
         """The wrong options of these."""
         return [] if self.host else [("host", "where the other broker is")]
@@ -166,17 +171,16 @@ class Link:
             properties.SessionExpiryInterval = NEVER_EXPIRES if self._keeps else 0
             if receive_maximum:
                 properties.ReceiveMaximum = receive_maximum
-        port = options.broker_port or (8883 if options.tls_ca else 1883)
         clean = not self._keeps if options.version == 5 else paho.MQTT_CLEAN_START_FIRST_ONLY
         try:
             async with asyncio.timeout(CONNECT_S):
                 await asyncio.to_thread(
-                    client.connect, options.host, port, options.keep_alive_s, clean_start=clean, properties=properties
+                    client.connect, options.host, options.port, options.keep_alive_s, clean_start=clean, properties=properties
                 )
                 client.loop_start()
                 return await self._connected
         except (OSError, ValueError) as error:
-            raise away(f"the broker at {options.host}:{port} does not answer: {said(error) or 'in time'}") from error
+            raise away(f"the broker at {options.host}:{options.port} does not answer: {said(error) or 'in time'}") from error
 
     async def close(self) -> None:
         """Disconnect."""

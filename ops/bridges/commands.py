@@ -9,7 +9,7 @@ import asyncio
 import importlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +19,10 @@ import typer
 from rich.table import Table
 
 import pixiu
+from pixiu.client.topics.topic_admin import TopicInfo
 from pixiu.discovery.node import Node
-from pixiu.errors import InvalidArgument, PixiuError
+from pixiu.discovery.target import names_registry
+from pixiu.errors import InvalidArgument, PixiuError, UnknownTopic
 from registry.session import read_view, registry_of
 from registry.settings import change_settings, read_settings
 from tools.cli.http import fetch
@@ -41,9 +43,11 @@ Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Names of br
 @guarded
 def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
     """Show each bridge: its state, what it carried since its processes began, what it lacks. Exit code 1: one does not get on."""
-    found, silent = asyncio.run(bridges_of(target))
+    answers, silent = asyncio.run(_answers(target))
+    found = merged([each["bridges"] for each in answers])
+    warnings = list(dict.fromkeys(text for each in answers for text in each.get("warnings", ())))
     if as_json:
-        print_json(list(found.values()), indent=2)
+        print_json({"bridges": list(found.values()), "warnings": warnings}, indent=2)
     else:
         table = Table(box=None, pad_edge=False)
         for title in ("bridge", "kind", "topic", "state", "messages", "dead letters", "retries", "waiting", ""):
@@ -54,7 +58,10 @@ def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
             table.add_row(each["name"], each["kind"], each["topic"], each["state"], *numbers, why)
         console().print(table)
         if not found and not silent:
-            print_text("no process runs bridges: python -m bridge --config FILE")
+            none, idle = "no process runs bridges: python -m bridge --config FILE", "no bridges: routes deliver nothing to clients"
+            print_text(idle if answers else none)
+        for line in warnings:
+            print_text(f"! {line}")
         for line in silent:
             print_text(f"! {line}")
     if silent or any(each["why"] for each in found.values()):
@@ -117,18 +124,65 @@ def replay(
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file of bridges.")],
     offline: Annotated[bool, typer.Option("--offline", help="Read the file only; connect to nothing.")] = False,
+    target: Target = DEFAULT_TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Check a file of bridges, and connect to each target and source once. Exit code 1: one does not open."""
+    """Check a file of bridges: connect to each target and source once, and look for the topics. Exit code 1: one does not open, or
+    lacks its topic."""
     bridges = importlib.import_module("bridge.catalog").read_bridges(file)
-    failed = {} if offline else asyncio.run(_opened(bridges))
-    found = [{"name": each.name, "kind": each.options.kind, "problem": failed.get(each.name, "")} for each in bridges]
+    problems, warnings = ({}, {}) if offline else asyncio.run(_checked(target, bridges))
+    found = [
+        {
+            "name": each.name, "kind": each.options.kind, "problem": "; ".join(problems.get(each.name, ())),
+            "warning": warnings.get(each.name, ""),
+        }
+        for each in bridges
+    ]  # fmt: skip
     if as_json:
         print_json(found, indent=2)
     for each in () if as_json else found:
         print_text(f"{each['name']}: {each['problem'] or ('well described' if offline else 'opens')}")
-    if failed:
+        if each["warning"]:
+            print_text(f"! {each['name']}: {each['warning']}")
+    if problems:
         raise typer.Exit(1)
+
+
+async def _checked(target: str, bridges: Sequence[Any]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Bridge → problems, and bridge → warning."""
+    problems = {name: [text] for name, text in (await _opened(bridges)).items()}
+    warnings: dict[str, str] = {}
+    try:
+        if names_registry(target):
+            async with registry_of(target) as (zookeeper, root):
+                gateways = (await read_view(zookeeper, root)).running("gateway")
+            warnings = await importlib.import_module("bridge.surroundings").own_gateways(bridges, gateways)
+        async with pixiu.connect(target, client="pixiu-bridge") as px:
+            for each in bridges:
+                if text := await topic_problem(each, px.topics.describe):
+                    problems.setdefault(each.name, []).append(text)
+    except PixiuError as error:
+        for each in bridges:
+            problems.setdefault(each.name, []).append(f"its topic cannot be looked for, give --target or --offline: {error}")
+    return problems, warnings
+
+
+async def topic_problem(bridge: Any, describe: Callable[[str], Awaitable[TopicInfo]]) -> str:
+    """Say what is wrong with the topic of a bridge, or with its channel there, and what to do; empty: nothing."""
+    topic = bridge.options.topic
+    try:
+        found = await describe(topic)
+    except UnknownTopic:
+        return f"there is no topic {topic}: `pixiu topic create {topic}`"
+    if found.deleted_at_ms:
+        return f"topic {topic} is in the bin: `pixiu topic restore {topic}`"
+    channel = found.channels.get(bridge.channel)
+    if channel is None or channel.ordered == bridge.options.ordered:
+        return ""  # a channel that is missing will be made
+    return (
+        f"channel {channel.name} of topic {topic} {'is' if channel.ordered else 'is not'} ordered, and stays as it was made: "
+        f"change `ordered` or `channel` in the file, or remove it: `pixiu topic channel remove {topic} {channel.name}`"
+    )
 
 
 async def _opened(bridges: Sequence[Any]) -> dict[str, str]:
@@ -170,11 +224,16 @@ async def pause_bridges(target: str, *, add: Sequence[str] = (), remove: Sequenc
 
 async def bridges_of(target: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The bridges of all processes by name, numbers added up, and a line for each process that does not answer."""
+    answers, silent = await _answers(target)
+    return merged([each["bridges"] for each in answers]), silent
+
+
+async def _answers(target: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """What each process says of its bridges, and a line for each process that does not answer."""
     async with registry_of(target) as (zookeeper, root):
         nodes = (await read_view(zookeeper, root)).running("bridge")
     answers = await asyncio.gather(*(_ask(node) for node in nodes))
-    found = merged([each for each in answers if not isinstance(each, str)])
-    return found, [each for each in answers if isinstance(each, str)]
+    return [each for each in answers if not isinstance(each, str)], [each for each in answers if isinstance(each, str)]
 
 
 def merged(answers: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
@@ -197,11 +256,12 @@ def merged(answers: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, dict[str
     return dict(sorted(found.items()))
 
 
-async def _ask(node: Node) -> list[dict[str, Any]] | str:
-    """The bridges of a process, or why it does not say them."""
+async def _ask(node: Node) -> dict[str, Any] | str:
+    """What a process says of its bridges, or why it does not."""
     try:
         _, body = await fetch(node.host, node.http_port, "/health")
-        bridges: list[dict[str, Any]] = json.loads(body)["service"]["bridges"]
+        service: dict[str, Any] = json.loads(body)["service"]
+        _ = service["bridges"]
     except (OSError, ValueError, KeyError) as error:
         return f"the bridge process at {node.address} does not answer: {error}"
-    return bridges
+    return service

@@ -35,6 +35,8 @@ HEADER_BYTES: Final = 48
 ZOOKEEPER_LEAST: Final = (3, 6)
 MAX_NAMED: Final = 8
 """Maximum number of names in one finding."""
+OPTIONAL: Final = ("bridge",)
+"""Roles of which a layout need not say anything: whoever wants them starts them."""
 LOOPBACK: Final = "lo"
 IFF_UP: Final = 1
 
@@ -139,7 +141,8 @@ def check_layout(view: View) -> Finding:
     strangers = [
         node_name(node)
         for node in view.nodes
-        if (role := view.layout.roles.get(node.role)) is None or (node.partition >= 0 and node.partition >= role.next)
+        if node.role not in OPTIONAL
+        and ((role := view.layout.roles.get(node.role)) is None or (node.partition >= 0 and node.partition >= role.next))
     ]
     if strangers:
         return Finding(
@@ -187,6 +190,18 @@ def check_settings(view: View) -> Finding:
     return Finding(
         "settings", Grade.OK, f"all processes agree on the cluster settings, and speak protocol version {spoken(view.nodes)}"
     )
+
+
+def check_bridges(view: View) -> list[Finding]:
+    """Check that all processes of bridges have the same ones. Empty: there are none."""
+    found: dict[str, list[str]] = {}
+    for node in view.nodes:
+        if node.role == "bridge":
+            found.setdefault(node.files_digest, []).append(node_name(node))
+    if len(found) > 1:
+        said = f"processes with different bridges: {'; '.join(named(nodes) for nodes in found.values())}"
+        return [Finding("bridges", Grade.WARNING, said, "give all the same files, and restart those with an old one")]
+    return [Finding("bridges", Grade.OK, f"all of {len(nodes)} processes have the same") for nodes in found.values()]
 
 
 def check_answers(view: View, silent: Mapping[int, str]) -> Finding:

@@ -118,7 +118,13 @@ async def read_cluster(target: str, folders: set[Path]) -> list[d.Finding]:
 def _of_processes(view: View, silent: dict[int, str], clocks: list[d.Clock]) -> list[d.Finding]:
     if not view.nodes:
         return []
-    return [d.check_answers(view, silent), d.check_versions(view), d.check_settings(view), d.check_clocks(clocks)]
+    return [
+        d.check_answers(view, silent),
+        d.check_versions(view),
+        d.check_settings(view),
+        *d.check_bridges(view),
+        d.check_clocks(clocks),
+    ]
 
 
 def _srvr(server: str, context: ssl.SSLContext | None) -> str:

@@ -5,7 +5,7 @@
      "protocol_min": 1, "protocol_max": 1, "pid": 4711, "instance": -1, "generation": -1,
      "mqtt_host": "", "mqtt_port": 0, "udp_host": "", "udp_port": 0,
      "client_host": "", "client_port": 0, "client_tls": false, "tls": false, "stream_port": 0,
-     "member": "0000000000000000", "member_incarnation": 0, "member_end": 0}
+     "member": "0000000000000000", "member_incarnation": 0, "member_end": 0, "files_digest": ""}
 
 The replica ID is not in the data: it is the sequence in the node's name. IDs are 16 hex digits. Unknown keys are ignored, so that
 processes of two versions can work in one cluster.
@@ -145,6 +145,8 @@ class Node:
     """The login at the registry; empty: none."""
     stream_port: int = 0
     """Port of framed streams, at `host`; 0: none."""
+    files_digest: str = ""
+    """Digest of the files of which all processes of the role need the same, such as that of bridges; empty: there are none."""
 
     @property
     def process(self) -> tuple[str, int, int]:
@@ -199,6 +201,7 @@ class Node:
             "protocol_max": self.protocol_max,
             "login": self.login,
             "stream_port": self.stream_port,
+            "files_digest": self.files_digest,
         }
         data = json.dumps(fields, separators=(",", ":")).encode()
         try:
@@ -256,4 +259,5 @@ class Node:
             protocol_max=integer(fields, "protocol_max", oldest, LAST_PROTOCOL),
             login=text(fields, "login", ""),
             stream_port=integer(fields, "stream_port", 0, MAX_PORT, 0),
+            files_digest=text(fields, "files_digest", ""),
         )

@@ -101,13 +101,13 @@ async def statuses(cluster: Roles, name: str = "bridge-a") -> dict[str, dict[str
     return {each["name"]: each for each in json.loads(body)["service"]["bridges"]}
 
 
-async def pixiu_bridge(cluster: Roles, *words: str) -> str:
-    """Run `pixiu bridge …`."""
+async def pixiu_bridge(cluster: Roles, *words: str, code: int = 0) -> str:
+    """Run `pixiu bridge …`, which must end with this code."""
     command = (sys.executable, "-c", "from ops.bridges.commands import bridge; bridge()", *words)
-    pipe, target = asyncio.subprocess.PIPE, ("--target", cluster.target()) if words[0] != "check" else ()
-    process = await asyncio.create_subprocess_exec(*command, *target, stdout=pipe, stderr=pipe)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, "--target", cluster.target(), stdout=pipe, stderr=pipe)
     out, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()
+    assert process.returncode == code, errors.decode()
     return out.decode()
 
 
@@ -221,6 +221,36 @@ async def mosquitto(folder: Path, port: int, closed: int = 0) -> AsyncIterator[a
         if process.returncode is None:
             process.terminate()
         await process.wait()
+
+
+async def test_missing_topics_loops_and_different_files_are_named(cluster: Roles) -> None:
+    async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target()) as px:
+        await cluster.layout(topic=1, router=1)
+        cluster.start("router-a", partition=0)
+        cluster.start("gateway-a")
+        await cluster.running("router-a", "gateway-a")
+        gateway = await cluster.node("gateway-a")
+        assert gateway is not None
+        loop = f'[loop]\nkind = "to-mqtt"\ntopic = "out"\nhost = "localhost"\nbroker_port = {gateway.mqtt_port}\n'
+        (cluster.folder / "bridges.toml").write_text(loop)
+        said = await pixiu_bridge(cluster, "check", str(cluster.folder / "bridges.toml"), code=1)
+        assert "loop: there is no topic out: `pixiu topic create out`" in said
+        assert "of this cluster: if a route or a bridge stores in out" in said.replace("\n", " ")
+        await px.topics.create("out")
+        assert "loop: opens" in await pixiu_bridge(cluster, "check", str(cluster.folder / "bridges.toml"))
+        await bridge(cluster, loop)
+        (cluster.folder / "other.toml").write_text(loop + 'to = "elsewhere"\n')
+        cluster.start("bridge-b", bridges=str(cluster.folder / "other.toml"))
+        await cluster.running("bridge-b")
+
+        async def warned() -> bool:
+            text = " ".join((await pixiu_bridge(cluster, "status")).split())
+            return all(word in text for word in ("! the bridge processes at", "! bridge loop: localhost:"))
+
+        await until(warned, "both warnings in the status")
+        for name in ("bridge-a", "bridge-b"):
+            await until(lambda name=name: "bridge_process_with_other_bridges" in cluster.log(name), f"the warning of {name}")
+            assert "bridge_to_own_gateway" in cluster.log(name)
 
 
 @pytest.mark.skipif(not Path(MOSQUITTO).exists(), reason="mosquitto is not installed")

@@ -52,6 +52,16 @@ def test_a_layout_of_which_all_is_running_is_ok() -> None:
         assert check(WHOLE).grade is d.Grade.OK
 
 
+def test_bridges_need_no_layout_and_the_same_files() -> None:
+    one, other = (replace(node("bridge", -1, endpoint), files_digest=digest) for endpoint, digest in ((4, "aa"), (5, "bb")))
+    assert d.check_layout(View(LAYOUT, (*WHOLE.nodes, one))).grade is d.Grade.OK
+    assert d.check_bridges(WHOLE) == []
+    assert [each.grade for each in d.check_bridges(View(LAYOUT, (one, replace(other, files_digest="aa"))))] == [d.Grade.OK]
+    [found] = d.check_bridges(View(LAYOUT, (one, other)))
+    assert found.grade is d.Grade.WARNING
+    assert "bridge 4 at 10.0.0.7:7004; bridge 5 at 10.0.0.7:7005" in found.said
+
+
 def test_a_layout_that_lacks_a_whole_partition_is_worse_than_one_that_lacks_a_replica() -> None:
     found = d.check_layout(View(LAYOUT, WHOLE.nodes[1:]))
     assert (found.grade, found.said) == (d.Grade.FAILURE, "broker partition 0: 0 of 1 Running")
