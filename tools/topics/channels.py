@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from pixiu.client.topics.topic_admin import dead_message
 from pixiu.discovery.topics import MAX_ATTEMPTS, MAX_NUMBER
 from pixiu.errors import InvalidArgument, PixiuError
 from pixiu.wire.v1 import topic_pb2
@@ -28,6 +29,7 @@ from tools.cli.output import (
 )
 from tools.topics import calls, tables
 from tools.topics.calls import TopicCluster
+from tools.topics.data import Line, line_of
 from tools.topics.values import duration_text, moment_of, offset_of, timeout_ms_of
 
 SHOWN_BYTES: Final = 80
@@ -137,12 +139,11 @@ def dead(
     """List a channel's dead letters: messages whose attempts are used up."""
     found = calls.run(target, lambda cluster: dead_letters(cluster, name, channel_name, part, count, after))
     if as_json:
-        print_json({"topic": name, "channel": channel_name, "dead": [dead_json(each) for each in found]})
+        letters = [dead_json(each) | {"message": line.json() if (line := line_in(name, each)) else None} for each in found]
+        print_json({"topic": name, "channel": channel_name, "dead": letters})
         return
     for each in found:
-        when = datetime.fromtimestamp(each.at_us / 1_000_000, UTC).isoformat(timespec="seconds")
-        body = visible(each.message.data[:SHOWN_BYTES].decode(errors="replace")) if each.message.data else "(cannot be read)"
-        print_text(f"{each.part}:{each.message.base}  {each.attempts} attempts  {each.reason}  {when}  {body}")
+        print_text(dead_text(name, each))
     if not found:
         print_text(f"{name}, channel {channel_name}: no dead letters")
 
@@ -261,6 +262,20 @@ async def _asked(
             raise reply
         found[group] = reply
     return found
+
+
+def line_in(topic: str, letter: topic_pb2.DeadMessage) -> Line | None:
+    """The message of a dead letter; None: it can no longer be read."""
+    message = dead_message(topic, letter).message
+    return None if message is None else line_of(message)
+
+
+def dead_text(topic: str, letter: topic_pb2.DeadMessage) -> str:
+    """A dead letter in one line, for people: where, attempts, reason, when it was given up, key, body."""
+    when = datetime.fromtimestamp(letter.at_us / 1_000_000, UTC).isoformat(timespec="seconds")
+    line = line_in(topic, letter)
+    said = line.said(SHOWN_BYTES) if line is not None else "(cannot be read)"
+    return f"{letter.part}:{letter.message.base}\t{letter.attempts} attempts\t{visible(letter.reason)}\t{when}\t{said}"
 
 
 def dead_json(letter: topic_pb2.DeadMessage) -> dict[str, Any]:

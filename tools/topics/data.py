@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from pixiu.client.topics.drafts import TopicLevelName, topic_level
+from pixiu.client.topics.reading.received import TopicMessage
 from pixiu.client.topics.writing.writer import TopicWriter
 from pixiu.discovery.topics import MAX_NUMBER
 from pixiu.errors import InvalidArgument, MalformedData
@@ -66,8 +67,20 @@ class Line(NamedTuple):
     def text(self) -> str:
         """The message in one line, for people."""
         when = datetime.fromtimestamp(self.time_us / 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return f"{self.part}:{self.offset}\t{when}\t{self.said()}"
+
+    def said(self, most: int = 0) -> str:
+        """Key and body, for people. most: bytes of the body; 0: all."""
         key = visible(self.message.key.decode(errors="replace")) if self.message.key is not None else "-"
-        return f"{self.part}:{self.offset}\t{when}\t{key}\t{visible(bytes(self.message.body).decode(errors='replace'))}"
+        body = bytes(self.message.body)
+        shown = body[:most] if most else body
+        return f"{key}\t{visible(shown.decode(errors='replace'))}{'…' if len(shown) < len(body) else ''}"
+
+
+def line_of(found: TopicMessage) -> Line:
+    """A message of the SDK."""
+    message = Message(found.body, found.slot, found.key, list(found.headers.items()))
+    return Line(found.part, found.offset, found.time_us, found.sender, message)
 
 
 @guarded
@@ -123,8 +136,7 @@ def last(
             print_json(None)
         sys.stderr.write(f"pixiu: topic {name} has no message of the key {visible(key)}, or it was deleted\n")
         raise typer.Exit(EXIT_NOT_DELIVERED)
-    message = Message(found.body, found.slot, found.key, list(found.headers.items()))
-    _print(Line(found.part, found.offset, found.time_us, found.sender, message), as_json)
+    _print(line_of(found), as_json)
 
 
 async def _write_made(writer: TopicWriter, count: int, size: int, keys: int, level: TopicLevelName) -> None:

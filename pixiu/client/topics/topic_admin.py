@@ -317,7 +317,7 @@ class Topics:
             topic=name, channel=channel, dead=topic_pb2.DeadLettersRequest(limit=check_count(limit, "limit"))
         )
         return sorted(
-            (_dead(name, each) for reply in await self._ask(name, request) for each in reply.dead), key=lambda dead: dead[:2]
+            (dead_message(name, each) for reply in await self._ask(name, request) for each in reply.dead), key=lambda dead: dead[:2]
         )
 
     async def resend(self, name: str, channel: str, letters: Iterable[DeadMessage] | None = None) -> int:
@@ -449,7 +449,8 @@ def _channel_part(found: topic_pb2.ChannelPart) -> ChannelPartInfo:
     )  # fmt: skip
 
 
-def _dead(topic: str, found: topic_pb2.DeadMessage) -> DeadMessage:
+def dead_message(topic: str, found: topic_pb2.DeadMessage) -> DeadMessage:
+    """A dead letter as a leader sends it."""
     sent = found.message
     message = None
     for span in spans(sent.index, data := sent.data):

@@ -10,12 +10,36 @@ import pytest
 
 from pixiu.errors import InvalidArgument
 from pixiu.ids import MAX_ID
+from pixiu.wire.block import INDEX, Message, encode_message
 from pixiu.wire.v1 import topic_pb2
+from tools.cli.output import visible
 from tools.topics import calls, tables
 from tools.topics.calls import TopicCluster
-from tools.topics.channels import moved_text
+from tools.topics.channels import SHOWN_BYTES, dead_text, line_in, moved_text
 from tools.topics.command import none_text
 from tools.topics.values import bytes_of, duration_text, moment_of, seconds_of, timeout_ms_of
+
+
+def dead(message: Message | None) -> topic_pb2.DeadMessage:
+    """A dead letter, as a leader sends it."""
+    found = topic_pb2.Delivery(part=3, base=41, time_us=1_000_000, sender=7)
+    if message is not None:
+        made = encode_message(message)
+        found.data, found.index = made.data, INDEX.pack(len(made.data), made.slot, made.flags, 0)
+    return topic_pb2.DeadMessage(part=3, attempts=16, reason="no\x1b way", at_us=2_000_000, message=found)
+
+
+def test_a_dead_letter_is_shown_as_it_was_written() -> None:
+    letter = dead(Message("größer\n".encode(), 9, b"key\x1b", [("site", b"eu")], event_at_us=5, tag="tag"))
+    where, attempts, reason, when, key, body = dead_text("t", letter).split("\t")
+    assert (where, attempts, when) == ("3:41", "16 attempts", "1970-01-01T00:00:02+00:00")
+    assert (reason, key, body) == (visible("no\x1b way"), visible("key\x1b"), visible("größer\n"))
+    line = line_in("t", letter)
+    assert line is not None
+    assert line.text().split("\t") == ["3:41", "1970-01-01T00:00:01.000000Z", key, body], "as `read` and `tail` show it"
+    assert line.json()["headers"] == {"site": "eu"}
+    assert dead_text("t", dead(Message(b"x" * 500, 9))).endswith(f"\t-\t{'x' * SHOWN_BYTES}…")
+    assert dead_text("t", dead(None)).endswith("\t(cannot be read)")
 
 
 @pytest.mark.parametrize(
