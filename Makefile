@@ -26,7 +26,7 @@ BESIDE_LINT = $(MAKE) --no-print-directory --jobs 2 lint
 # An environment that forbids bytecode would have every process of every test compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run quick coverage debug check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs hooks changelog wheels clean
+.PHONY: run quick debug check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs hooks changelog release wheels clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -114,6 +114,9 @@ hooks: $(VENV)/.dev  # from now on ruff and codespell look at the files of each 
 
 changelog: $(VENV)/.dev  # moves the fragments of changelog.d/ into CHANGELOG.md, under the version of pixiu/version.py
 	$(BIN)/towncrier build --yes
+
+release: $(VENV)/.dev  # all of a release in dist/, built twice and compared: TAG=v0.1.0, KEY=FILE that signs; without TAG a rehearsal from HEAD
+	$(BIN)/python -m scripts.release $(TAG) $(if $(KEY),--key $(KEY)) $(if $(PLAIN),--plain)
 
 wheels: $(VENV)/.dev  # builds both from what is committed, and imports every module in empty environments: KEEP=dist leaves them there
 	$(BIN)/python scripts/wheels.py $(if $(KEEP),--keep $(KEEP))

@@ -15,7 +15,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -47,9 +49,9 @@ class Wheels(NamedTuple):
     servers: Path
 
 
-def run(*command: str | Path, cwd: Path = ROOT, given: str = "") -> str:
-    """Return the output of a command that must succeed; no Python path of this environment reaches it."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+def run(*command: str | Path, cwd: Path = ROOT, given: str = "", also: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the output of a command that must succeed; no Python path of this environment reaches it. also: variables."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")} | dict(also)
     if environment.get("SSL_CERT_FILE") == os.devnull:
         del environment["SSL_CERT_FILE"]  # pip verifies certificates, other than the processes of tests
     done = subprocess.run(
