@@ -134,7 +134,7 @@ class Service(RoleShell):
         return {"bridges": bridges, "warnings": self._warnings(), "degraded": degraded}
 
     def _warnings(self) -> list[str]:
-        """What an operator should look at, and what keeps nothing from going on."""
+        """Sentences for an operator to look at; nothing of it keeps bridges from running."""
         own = self._context.membership.node
         others = [others_text(own, self._others)] if own is not None and self._others else []
         return [*others, *(f"bridge {name}: {text}" for name, text in self._own_gateways.items())]

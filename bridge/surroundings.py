@@ -1,4 +1,4 @@
-"""What a file of bridges does not say: processes with other bridges, and brokers that are this cluster's own gateways.
+"""Surroundings of bridges that their file does not show: processes with other bridges, brokers that are this cluster's gateways.
 
 Both are warned of, and stop nothing: a file is exchanged process by process, and no message need come back.
 
@@ -24,7 +24,7 @@ def with_other_bridges(nodes: Iterable[Node], own: EndpointID, digest: str) -> l
 
 
 def others_text(own: Node, others: Sequence[Node]) -> str:
-    """What an operator has to do about them."""
+    """A sentence for an operator."""
     return (
         f"the bridge processes at {', '.join(node.address for node in (own, *others))} have different bridges: they may read one "
         "channel in different ways, and a bridge may run nowhere; give all the same files, and restart those with an old one"

@@ -229,7 +229,7 @@ async def bridges_of(target: str) -> tuple[dict[str, dict[str, Any]], list[str]]
 
 
 async def _answers(target: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """What each process says of its bridges, and a line for each process that does not answer."""
+    """Ask each process for its bridges. Returns the answers, and a line for each process that does not answer."""
     async with registry_of(target) as (zookeeper, root):
         nodes = (await read_view(zookeeper, root)).running("bridge")
     answers = await asyncio.gather(*(_ask(node) for node in nodes))
@@ -257,7 +257,7 @@ def merged(answers: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, dict[str
 
 
 async def _ask(node: Node) -> dict[str, Any] | str:
-    """What a process says of its bridges, or why it does not."""
+    """Ask a process for its bridges. Returns why it does not say them, if it does not."""
     try:
         _, body = await fetch(node.host, node.http_port, "/health")
         service: dict[str, Any] = json.loads(body)["service"]

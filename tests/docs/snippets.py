@@ -50,7 +50,22 @@ READ_FOR_NAMES: Final = tuple(page for page in PAGES if page != "CHANGELOG.md" a
 DRAWINGS: Final = ("", "mermaid")
 """Languages of fences that hold drawings and output."""
 OTHERS: Final = {
-    *("cd", "curl", "export", "git", "go", "mosquitto_pub", "mosquitto_sub", "npm", "pip", "protoc", "sudo", "touch"),
+    *(
+        "cd",
+        "curl",
+        "export",
+        "git",
+        "go",
+        "mosquitto_pub",
+        "mosquitto_sub",
+        "npm",
+        "pip",
+        "protoc",
+        "sha256sum",
+        "ssh-keygen",
+        "sudo",
+        "touch",
+    ),
     *("buildah", "debootstrap", "helm", "journalctl", "kubectl", "podman", "systemctl"),
 }
 """Programs of somebody else that a snippet may call."""
@@ -96,6 +111,21 @@ def indented_code(page: str) -> list[str]:
     return found
 
 
+def files_of_processes(folder: Path) -> dict[str, Path]:
+    """Files that a process reads at its start, by the options that name them."""
+    if not (folder / "listeners").exists():
+        make_authority(folder / "listeners")
+    issued = issue(folder / "listeners", "gateway", folder / "shown", hosts=["localhost"])
+    texts = {
+        "access_file": '[callback]\nurl = "https://h/"\n',
+        "routes": "",
+        "bridges": '[a]\nkind = "to-webhook"\ntopic = "t"\nurl = "http://h/"\n',
+    }
+    for key, text in texts.items():
+        (folder / f"{key}.toml").write_text(text)
+    return {"tls_certificate": issued, "client_ca": folder / "shown/ca.pem", **{key: folder / f"{key}.toml" for key in texts}}
+
+
 def problems_of_toml(text: str, folder: Path) -> list[str]:
     """What the options' loader says, for each role that the file has a table for. Its keys and certificates are the test's."""
     if text.startswith("# access.toml"):  # an access file, which is none of a process's options
@@ -126,6 +156,9 @@ def problems_of_toml(text: str, folder: Path) -> list[str]:
         add_key(folder / "keys")
         use_key(folder / "keys")
         text = text.replace(key_dir, str(folder / "keys"))
+    for key, file in files_of_processes(folder).items():
+        for named in {table[key] for table in tables.values() if isinstance(table, dict) and table.get(key)}:
+            text = text.replace(f'"{named}"', f'"{file}"')
     tls_dir = tables.get("cluster", {}).get("tls_dir")
     if tls_dir:
         make_authority(folder / "ca")
