@@ -118,6 +118,8 @@ class Gateway:
             while True:
                 await self.reads.wait()
                 following = asyncio.ensure_future(handler.read())
+                # The connection may be cut, and this task with it: then nobody waits for what was read.
+                following.add_done_callback(lambda task: task.cancelled() or task.exception())
                 await asyncio.wait({following, end}, return_when=asyncio.FIRST_COMPLETED)
                 if end.done():
                     following.cancel()

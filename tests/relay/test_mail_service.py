@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -155,6 +157,18 @@ async def test_a_stream_that_breaks_is_opened_again_and_what_was_not_acknowledge
     await saved(world, 3)
     assert len(world.gateway.devices) > devices
     assert world.service.samples()["mail_gateway_streams_broken_total"] != 0
+
+
+async def test_streams_that_are_cut_leave_no_error_that_nobody_looks_at() -> None:
+    errors = list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+    world = await World().start()
+    world.login()
+    world.store()
+    await seen(world, 1)
+    await world.stop()
+    gc.collect()
+    assert errors == []
 
 
 @pytest.mark.slow
