@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import typer
 from rich.table import Table
@@ -43,9 +43,7 @@ Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Names of br
 @guarded
 def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
     """Show each bridge: its state, what it carried since its processes began, what it lacks. Exit code 1: one does not get on."""
-    answers, silent = asyncio.run(_answers(target))
-    found = merged([each["bridges"] for each in answers])
-    warnings = list(dict.fromkeys(text for each in answers for text in each.get("warnings", ())))
+    found, silent, warnings = asyncio.run(bridges_of(target))
     if as_json:
         print_json({"bridges": list(found.values()), "warnings": warnings}, indent=2)
     else:
@@ -58,8 +56,7 @@ def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
             table.add_row(each["name"], each["kind"], each["topic"], each["state"], *numbers, why)
         console().print(table)
         if not found and not silent:
-            none, idle = "no process runs bridges: python -m bridge --config FILE", "no bridges: routes deliver nothing to clients"
-            print_text(idle if answers else none)
+            print_text("no process runs bridges: python -m bridge --config FILE")
         for line in warnings:
             print_text(f"! {line}")
         for line in silent:
@@ -72,7 +69,7 @@ def status(target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
 @guarded
 def pause(names: Names, target: Target = DEFAULT_TARGET, as_json: AsJson = False) -> None:
     """Let bridges finish what they write, and do nothing more. What comes waits in the topic, or in the source."""
-    known, _ = asyncio.run(bridges_of(target))
+    known = asyncio.run(bridges_of(target)).found
     for name in names:
         _known(known, name)
     paused = asyncio.run(pause_bridges(target, add=names))
@@ -97,7 +94,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Move a bridge: it goes on from there, and writes again what follows. The audit log of the topic's groups has it."""
-    found = _known(asyncio.run(bridges_of(target))[0], name)
+    found = _known(asyncio.run(bridges_of(target)).found, name)
     if not found["channel"]:
         raise InvalidArgument(
             f"{name} is a bridge from a source: the topic keeps its positions and stores nothing twice; to store all again, give "
@@ -222,18 +219,26 @@ async def pause_bridges(target: str, *, add: Sequence[str] = (), remove: Sequenc
     return paused
 
 
-async def bridges_of(target: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The bridges of all processes by name, numbers added up, and a line for each process that does not answer."""
-    answers, silent = await _answers(target)
-    return merged([each["bridges"] for each in answers]), silent
+class Bridges(NamedTuple):
+    """The bridges of a cluster."""
+
+    found: dict[str, dict[str, Any]]
+    """By name, numbers of all processes added up."""
+    silent: list[str]
+    """A line for each process that does not answer."""
+    warnings: list[str]
+    """What processes warn of, and what stops nothing."""
 
 
-async def _answers(target: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Ask each process for its bridges. Returns the answers, and a line for each process that does not answer."""
+async def bridges_of(target: str) -> Bridges:
+    """Ask all processes for their bridges."""
     async with registry_of(target) as (zookeeper, root):
         nodes = (await read_view(zookeeper, root)).running("bridge")
-    answers = await asyncio.gather(*(_ask(node) for node in nodes))
-    return [each for each in answers if not isinstance(each, str)], [each for each in answers if isinstance(each, str)]
+    replies = await asyncio.gather(*(_ask(node) for node in nodes))
+    answers = [each for each in replies if not isinstance(each, str)]
+    warnings = dict.fromkeys(text for each in answers for text in each.get("warnings", ()))
+    silent = [each for each in replies if isinstance(each, str)]
+    return Bridges(merged([each["bridges"] for each in answers]), silent, list(warnings))
 
 
 def merged(answers: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:

@@ -80,7 +80,7 @@ async def inbox_drop_device(cluster: Cluster, inputs: Inputs, _user: str) -> Map
 async def bridge_pause(cluster: Cluster, inputs: Inputs, user: str) -> Mapping[str, Any]:
     """Pause a bridge, as `pixiu bridge pause`."""
     name = inputs.text("name")
-    if name not in (await bridges_of(cluster.target))[0]:
+    if name not in (await bridges_of(cluster.target)).found:
         raise InvalidArgument(f"no running process has a bridge {name}")
     return {"paused": await pause_bridges(cluster.target, add=[name], by=user)}
 

@@ -184,8 +184,8 @@ async def moves_plan(cluster: Cluster, _: Inputs) -> Mapping[str, Any]:
 
 async def bridges(cluster: Cluster, _: Inputs) -> Mapping[str, Any]:
     """Bridges of all processes, as `pixiu bridge status --json`."""
-    found, silent = await bridges_of(cluster.target)
-    return {"bridges": list(found.values()), "silent": silent}
+    found = await bridges_of(cluster.target)
+    return {"bridges": list(found.found.values()), "silent": found.silent, "warnings": found.warnings}
 
 
 async def security(cluster: Cluster, _: Inputs) -> Mapping[str, Any]:

@@ -195,7 +195,7 @@ async def test_a_webhook_and_files_get_everything_in_order_through_failures_kill
         assert "archive: opens" in await pixiu_bridge(cluster, "check", str(cluster.folder / "bridges.toml"))
 
         async def alone() -> bool:
-            return not (await bridges_of(cluster.target()))[1]
+            return not (await bridges_of(cluster.target())).silent
 
         await until(alone, "the end of the killed process's session")
         assert "running" in await pixiu_bridge(cluster, "status")

@@ -20,7 +20,8 @@ async function show(place, context) {
         ? h("button", { type: "button", disabled: !may, "aria-label": `Resume ${row.name}`, onclick: () => act("resume", row.name, `Let the bridge ${row.name} go on?`, "Resume") }, "Resume")
         : h("button", { type: "button", disabled: !may, "aria-label": `Pause ${row.name}`, onclick: () => act("pause", row.name, `Pause the bridge ${row.name}?`, "Pause") }, "Pause")) },
     ], found.bridges),
-    found.bridges.length ? "" : h("p", { class: "faint" }, "No process runs bridges: python -m bridge --config FILE"));
+    found.bridges.length ? "" : h("p", { class: "faint" }, "No process runs bridges: python -m bridge --config FILE"),
+    ...found.warnings.map((text) => h("p", { class: "faint" }, text)));
 }
 
 export default { name: "bridges", title: "Bridges", every: 0, show };
