@@ -227,7 +227,7 @@ class Bridges(NamedTuple):
     silent: list[str]
     """A line for each process that does not answer."""
     warnings: list[str]
-    """What processes warn of, and what stops nothing."""
+    """Sentences of processes that an operator should look at; they stop nothing."""
 
 
 async def bridges_of(target: str) -> Bridges:
