@@ -152,10 +152,12 @@ class Cluster:
         return self._found[name]
 
     def _arguments(self, folder: Path) -> list[str]:
-        # Put what is usually in /dev/shm into the folder, so that it is removed with the cluster.
-        settings: dict[str, object] = {"gateway.signal_table_dir": folder / "tables", "gateway.signal_table_mb": 1}
+        # Put what is usually in /dev/shm into the folder, so that it is removed with the cluster. A gateway does not make it.
+        tables = folder / "tables"
+        tables.mkdir(exist_ok=True)
+        settings: dict[str, object] = {"gateway.signal_table_dir": tables, "gateway.signal_table_mb": 1}
         if self._counts.get("xius") != 0:
-            settings |= {"xiu.table_dir": folder / "tables", "xiu.table_mb": 8}
+            settings |= {"xiu.table_dir": tables, "xiu.table_mb": 8}
         settings |= self._settings
         found = ["--small", "--data", str(folder / "run"), "--mqtt-port=0", "--zookeeper-port=0"]
         found += [f"--{name}={count}" for name, count in self._counts.items()]

@@ -28,6 +28,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from scripts.sbom import EXTRAS, bom_of
@@ -39,6 +40,7 @@ SUMS: Final = "SHA256SUMS"
 NOTES: Final = "RELEASE_NOTES.md"
 FIRST: Final = ("Upgrading", "Renamed and removed")
 """Topics of the changelog that the notes begin with."""
+PLAIN: Final = MappingProxyType({"PIXIU_COMPILE": "0"})
 UMASK: Final = 0o022
 """A wheel has the modes of its files."""
 VALIDATE: Final = """
@@ -112,29 +114,35 @@ def environment_of(commit: Commit, tree: Path, *, compiled: bool) -> dict[str, s
     }  # fmt: skip
 
 
+def pip(python: Path, *words: str | Path) -> list[str | Path]:
+    """Return a command of pip for an environment."""
+    return [sys.executable, "-m", "pip", "--python", python, *words, "-q", "--disable-pip-version-check"]
+
+
 def make_tools(folder: Path, tree: Path) -> Path:
     """Make an environment with what builds a release (the extra `release`), and with what the servers need: the compiler looks at
     its types. Returns its Python."""
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
-    pip = sys.executable, "-m", "pip", "--python", python
-    install = *pip, "install", "-q", "--disable-pip-version-check", "-c", tree / "constraints.txt"
-    run(*install, "setuptools")
-    run(*install, "--no-build-isolation", tree / "pixiu", f"{tree}[{EXTRAS},release]", also={"PIXIU_COMPILE": "0"})
-    run(*pip, "uninstall", "-q", "-y", "pixiu-sdk", "pixiu-cluster")
+    constraints = "-c", tree / "constraints.txt"
+    run(*pip(python, "install", *constraints, "setuptools"))
+    run(*pip(python, "install", *constraints, "--no-build-isolation", tree / "pixiu", f"{tree}[{EXTRAS},release]"), also=PLAIN)
+    run(*pip(python, "uninstall", "-y", "pixiu-sdk", "pixiu-cluster"))
     return python
 
 
 def build(commit: Commit, python: Path, folder: Path, out: Path, *, compiled: bool) -> None:
     """Build the wheels of a commit into `out`. folder: where its tree is made, which must not exist."""
     out.mkdir(parents=True)
-    wheel = [sys.executable, "-m", "pip", "--python", python, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w"]
     for native in (False, True) if compiled else (False,):
         tree = folder / ("native" if native else "plain")
         run("git", "clone", "-q", ROOT, tree)
         run("git", "checkout", "-q", "--detach", commit.digest, cwd=tree)
         for part in (tree,) if native else (tree / "pixiu", tree):
-            run(*wheel, out, part, also=environment_of(commit, tree, compiled=native))
+            run(
+                *pip(python, "wheel", "--no-deps", "--no-build-isolation", "-w", out, part),
+                also=environment_of(commit, tree, compiled=native),
+            )
 
 
 def sums_of(folder: Path) -> dict[str, str]:
@@ -156,7 +164,7 @@ def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 def sign(sums: Path, key: Path) -> None:
     """Sign the digests. key: an SSH key, or the public half of one that an agent has. Raises NotReady."""
-    command = ["ssh-keygen", "-Y", "sign", "-q", "-f", key, "-n", NAMESPACE, sums]
+    command: list[str | Path] = ["ssh-keygen", "-Y", "sign", "-q", "-f", key, "-n", NAMESPACE, sums]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NotReady(f"{key} cannot sign: {done.stderr.strip() or 'is it an SSH key?'}")
@@ -164,9 +172,9 @@ def sign(sums: Path, key: Path) -> None:
 
 def write_sbom(commit: Commit, python: Path, tree: Path, out: Path) -> None:
     """Write what the servers consist of, by what pip would install with constraints.txt."""
-    wheels = [next(out.glob("pixiu_sdk-*.whl")), f"{next(out.glob('pixiu_cluster-*-none-any.whl'))}[{EXTRAS}]"]
-    command = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--disable-pip-version-check", "--dry-run"]
-    report = json.loads(run(*command, "--ignore-installed", "--report", "-", "-c", tree / "constraints.txt", *wheels))
+    wheels = next(out.glob("pixiu_sdk-*.whl")), f"{next(out.glob('pixiu_cluster-*-none-any.whl'))}[{EXTRAS}]"
+    only = "--dry-run", "--ignore-installed", "--report", "-"
+    report = json.loads(run(*pip(python, "install", *only, "-c", tree / "constraints.txt", *wheels)))
     text = json.dumps(bom_of(report, commit.digest, commit.epoch_s), indent=1, sort_keys=True) + "\n"
     run(python, "-c", VALIDATE, given=text)
     (out / f"pixiu-{commit.version}.cdx.json").write_text(text)

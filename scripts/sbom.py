@@ -23,7 +23,7 @@ CLASSIFIER: Final = "License :: OSI Approved :: "
 
 def bom_of(report: Mapping[str, Any], commit: str, epoch_s: int) -> dict[str, Any]:
     """Make the SBOM of what pip would install. commit, epoch_s: of the release, the time in Unix seconds."""
-    found = {canonicalize_name(each["metadata"]["name"]): each for each in report["install"]}
+    found: dict[str, Any] = {canonicalize_name(each["metadata"]["name"]): each for each in report["install"]}
     components = {name: _component(name, each) for name, each in sorted(found.items())}
     refs = {name: component["bom-ref"] for name, component in components.items()}
     depends = [{"ref": refs[name], "dependsOn": sorted({refs[other] for other in _needs(found[name], found)})} for name in refs]

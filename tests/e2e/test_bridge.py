@@ -248,9 +248,14 @@ async def test_missing_topics_loops_and_different_files_are_named(cluster: Roles
             return all(word in text for word in ("! the bridge processes at", "! bridge loop: localhost:"))
 
         await until(warned, "both warnings in the status")
-        for name in ("bridge-a", "bridge-b"):
-            await until(lambda name=name: "bridge_process_with_other_bridges" in cluster.log(name), f"the warning of {name}")
-            assert "bridge_to_own_gateway" in cluster.log(name)
+        logs = {"bridge-a": "", "bridge-b": ""}
+
+        def logged() -> bool:
+            logs.update((name, cluster.log(name)) for name in logs)
+            return all("bridge_process_with_other_bridges" in log for log in logs.values())
+
+        await until(logged, "the warnings in both logs")
+        assert all("bridge_to_own_gateway" in log for log in logs.values())
 
 
 @pytest.mark.skipif(not Path(MOSQUITTO).exists(), reason="mosquitto is not installed")

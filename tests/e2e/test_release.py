@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pixiu.version import __version__
-from scripts.release import ROOT
+from scripts.wheels import ROOT
 from tests.support.effort import in_full
 
 COMPILED = bool(os.environ.get("PIXIU_RELEASE")) or in_full("PIXIU_RELEASE")
@@ -27,7 +27,16 @@ RELEASE_S = 3000
 def test_a_release_is_whole_signed_and_the_same_from_two_builds(tmp_path: Path) -> None:
     key, dist = tmp_path / "key", tmp_path / "dist"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-    command = [sys.executable, "-m", "scripts.release", "--out", dist, "--key", key, *([] if COMPILED else ["--plain"])]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "scripts.release",
+        "--out",
+        dist,
+        "--key",
+        key,
+        *([] if COMPILED else ["--plain"]),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=RELEASE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "built twice with the same digests" in done.stdout

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import pixiu
 import pixiu.testing
@@ -70,6 +73,16 @@ async def test_a_cluster_for_tests_carries_rooms_signals_and_mail_and_leaves_not
     assert processes_of(folder) == []
     new = set(os.listdir("/dev/shm")) - shared_before
     assert not [name for name in new if "pixiu" in name and folder.name in name]
+
+
+@pytest.mark.parametrize("mail", [True, False])
+def test_all_is_well_with_several_gateways(mail: bool) -> None:
+    with pixiu.testing.cluster(gateways=2, mail=mail) as cluster:
+        command = [sys.executable, "-m", "tools.cli.main", "status", "--json", "--target", cluster.target]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    said = json.loads(done.stdout)
+    assert (said["problems"], done.returncode) == ([], 0)
+    assert [process["healthy"] for process in said["processes"] if process["role"] == "gateway"] == [True, True]
 
 
 def test_it_ends_with_the_program_that_started_it_however_that_ends() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from pixiu.version import __version__
-from scripts.release import NAMESPACE, ROOT, NotReady, commit_of, differing, notes_of, sign, sums_of, write_sums
+from scripts.release import NAMESPACE, NotReady, commit_of, differing, notes_of, sign, sums_of, write_sums
 from scripts.sbom import EXTRAS, bom_of
+from scripts.wheels import ROOT
 
 CHANGELOG = """# Changelog
 
@@ -115,7 +116,7 @@ def installed(name: str, needs: tuple[str, ...] = (), **more: Any) -> dict[str, 
 
 def test_the_sbom_has_what_pip_would_install_with_licences_digests_and_needs() -> None:
     environment = {"python_version": "3.11", "sys_platform": "linux", "platform_machine": "x86_64"}
-    report = {
+    report: dict[str, Any] = {
         "environment": environment,
         "install": [
             installed("Typing_Extensions", license_expression="PSF-2.0"),
