@@ -115,17 +115,17 @@ def environment_of(commit: Commit, tree: Path, *, compiled: bool) -> dict[str, s
 
 
 def pip(python: Path, *words: str | Path) -> list[str | Path]:
-    """Return a command of pip for an environment."""
-    return [sys.executable, "-m", "pip", "--python", python, *words, "-q", "--disable-pip-version-check"]
+    """Return a command of an environment's own pip."""
+    return [python, "-m", "pip", *words, "-q", "--disable-pip-version-check"]
 
 
 def make_tools(folder: Path, tree: Path) -> Path:
     """Make an environment with what builds a release (the extra `release`), and with what the servers need: the compiler looks at
     its types. Returns its Python."""
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    run(sys.executable, "-m", "venv", folder)
     python = folder / "bin" / "python"
     constraints = "-c", tree / "constraints.txt"
-    run(*pip(python, "install", *constraints, "setuptools"))
+    run(*pip(python, "install", *constraints, "pip", "setuptools"))
     run(*pip(python, "install", *constraints, "--no-build-isolation", tree / "pixiu", f"{tree}[{EXTRAS},release]"), also=PLAIN)
     run(*pip(python, "uninstall", "-y", "pixiu-sdk", "pixiu-cluster"))
     return python
