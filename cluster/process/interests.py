@@ -20,6 +20,6 @@ SEES: Final[dict[str, tuple[str, ...]]] = {
     "pi": ("xiu", "pi"),
     "topic": ("topic", "admin"),
     "admin": ("topic", "admin"),
-    "bridge": ("bridge",),
+    "bridge": ("bridge", "gateway"),
 }
 """Role → the roles that it sees. They include every role that `MAY_SAY` lets send something to it."""
