@@ -26,7 +26,7 @@ BESIDE_LINT = $(MAKE) --no-print-directory --jobs 2 lint
 # An environment that forbids bytecode would have every process of every test compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run quick debug check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs hooks changelog release wheels clean
+.PHONY: run quick debug check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs stranger hooks changelog wheels clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample
@@ -108,6 +108,9 @@ docs: $(VENV)/.dev $(VENV)/.site  # redraws the pages that are made of the code,
 	$(BIN)/python scripts/import_graph.py
 	$(BIN)/python scripts/mqtt_conformance.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+stranger: docs  # the tutorial as the site prints it, in an empty environment, with three machines (network namespaces): some minutes
+	$(BIN)/python -m scripts.stranger build/site
 
 hooks: $(VENV)/.dev  # from now on ruff and codespell look at the files of each commit, without the network
 	$(BIN)/pre-commit install

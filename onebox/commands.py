@@ -129,12 +129,15 @@ def _check_log(replay: str) -> None:
 @guarded
 def zookeeper(
     data: Annotated[Path, typer.Option(help="Its folder; created if missing.", metavar="DIR")],
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="TCP port on 127.0.0.1; 0: any.")] = 2181,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="TCP port; 0: any.")] = 2181,
+    host: Annotated[
+        str, typer.Option(help="Address that it listens on; it asks nobody for a login.", metavar="ADDRESS")
+    ] = "127.0.0.1",
 ) -> None:
     """Run the embedded ZooKeeper in the foreground until Ctrl-C."""
     from onebox.embedded import main
 
-    code = main(["--data", str(data), "--port", str(port)])
+    code = main(["--data", str(data), "--port", str(port), "--host", host])
     if code:
         raise typer.Exit(2)
 

@@ -1,7 +1,8 @@
 """A real ZooKeeper for one machine, from the jars that pyspark includes.
 
-`python -m onebox.embedded --data DIR --port N` runs one in the foreground until SIGINT or SIGTERM. At its first start it makes
-logins for guarding a cluster in it (`credentials` in its folder), and leaves a link to them for all programs of this user.
+`python -m onebox.embedded --data DIR --port N --host ADDRESS` runs one in the foreground until SIGINT or SIGTERM. At its first
+start it makes logins for guarding a cluster in it (`credentials` in its folder), and leaves a link to them for all programs of
+this user.
 
 Source: docs/operations.md, "One machine".
 """
@@ -360,9 +361,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one in the foreground. Returns 0 after SIGINT or SIGTERM, 1 if it could not start or ended by itself."""
     parser = argparse.ArgumentParser(prog="python -m onebox.embedded", description="Run a ZooKeeper for one machine.")
     parser.add_argument("--data", required=True, metavar="DIR", help="its folder; created if missing")
-    parser.add_argument(
-        "--port", type=int, default=2181, metavar="N", help="TCP port on 127.0.0.1; 0 takes a free one (default 2181)"
-    )
+    parser.add_argument("--port", type=int, default=2181, metavar="N", help="TCP port; 0 takes a free one (default 2181)")
+    parser.add_argument("--host", default=HOST, metavar="ADDRESS", help=f"address that it listens on (default {HOST})")
     parser.add_argument("--tls-dir", type=Path, metavar="DIR", help="take TLS alone, with zookeeper.pem and ca.pem in this folder")
     options = parser.parse_args(arguments)
     if not 0 <= options.port <= 65_535:
@@ -376,7 +376,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.umask(PRIVATE_UMASK)
     signal.signal(signal.SIGINT, ask)
     signal.signal(signal.SIGTERM, ask)
-    server = EmbeddedZooKeeper(options.data, options.port, tls_dir=options.tls_dir)
+    server = EmbeddedZooKeeper(options.data, options.port, options.host, options.tls_dir)
     try:
         server.start()
         print(f"ZooKeeper serves {server.address}, data in {options.data}", flush=True)

@@ -30,7 +30,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -72,8 +72,11 @@ class Play(NamedTuple):
         stays: runs until Ctrl-C.
         meanwhile: the next command does not wait for its end.
         seen: the command that must show this one's message, and the text; this one is repeated until then.
+        again: is typed again until it ends with code 0.
         outside: needs the package index, so that it runs outside of the network of its own.
         last: runs after Ctrl-C has ended everything else.
+        alone: everything before it is ended by Ctrl-C.
+        saved: is the content of a file, whose name its first line has behind `#`; nothing runs.
         elsewhere: the test that plays it, so that `--brief` leaves it out.
     """
 
@@ -82,8 +85,11 @@ class Play(NamedTuple):
     stays: bool = False
     meanwhile: bool = False
     seen: tuple[str, str] | None = None
+    again: bool = False
     outside: bool = False
     last: bool = False
+    alone: bool = False
+    saved: bool = False
     elsewhere: str = ""
 
 
@@ -147,6 +153,17 @@ NAMED: Final[dict[str, str]] = {
 """Items that are not played, with the reason."""
 
 
+class Directions(NamedTuple):
+    """How to read a page: what is played, and what is not for a reason. `page`: its file's name."""
+
+    page: str
+    played: dict[str, Play]
+    named: dict[str, str]
+
+
+README: Final = Directions("README.md", PLAYED, NAMED)
+
+
 class Astray(Exception):
     """Something did not go as README describes."""
 
@@ -156,15 +173,23 @@ def steps(text: str) -> list[Step]:
     found = []
     for match in FENCE.finditer(text):
         line = text.count("\n", 0, match.start()) + 2
-        if match[1] != SHELL:
-            found.append(Step(line, match[1], match[2]))
-            continue
-        for number, command in enumerate(match[2].replace("\\\n", "  ").splitlines()):
-            if command := re.sub(r"(^|\s+)#.*$", "", command).strip():
-                found.append(Step(line + number, SHELL, command))
+        found += steps_of_block(line, match[1], match[2])
     prose = FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
     for match in INLINE.finditer(prose):
         found.append(Step(prose.count("\n", 0, match.start()) + 1, SHELL, " ".join(match[1].split())))
+    return each_once(found)
+
+
+def steps_of_block(line: int, language: str, text: str) -> list[Step]:
+    """Return the commands of a block of the shell's without comments, or the block."""
+    if language != SHELL:
+        return [Step(line, language, text)]
+    commands = enumerate(re.sub(r"(^|\s+)#.*$", "", command).strip() for command in text.replace("\\\n", "  ").splitlines())
+    return [Step(line + number, SHELL, command) for number, command in commands if command]
+
+
+def each_once(found: list[Step]) -> list[Step]:
+    """Return the first of equal steps, in reading order."""
     once = {(step.language, step.text): step for step in sorted(found, key=lambda step: step.line, reverse=True)}
     return sorted(once.values(), key=lambda step: step.line)
 
@@ -174,16 +199,18 @@ def name_of(step: Step) -> str:
     return step.text.split("\n", 1)[0]
 
 
-def unplayed(found: list[Step]) -> list[str]:
+def unplayed(found: list[Step], to: Directions = README) -> list[str]:
     """List the steps that are neither played nor named, and entries of the tables that the page no longer has."""
-    known = PLAYED.keys() | NAMED.keys()
+    known = to.played.keys() | to.named.keys()
+    runs = (SHELL, SNIPPET)
     names = {name_of(step) for step in found if step.language != DRAWING}
     lines = [
-        f"README.md:{step.line}: {name_of(step)}: neither played nor named"
+        f"{to.page}:{step.line}: {name_of(step)}: neither played nor named"
         for step in found
-        if step.language != DRAWING and (name_of(step) not in known or step.language not in (SHELL, SNIPPET))
+        if step.language != DRAWING
+        and (name_of(step) not in known or not (step.language in runs or to.played.get(name_of(step), Play()).saved))
     ]
-    return lines + [f"{name}: is not in README.md any more" for name in sorted(known - names)]
+    return lines + [f"{name}: is not in {to.page} any more" for name in sorted(known - names)]
 
 
 def log(text: str) -> None:
@@ -232,6 +259,13 @@ class Terminal:
             if not self.shows(pattern):
                 raise self.astray(f"{pattern!r} did not come")
 
+    def code(self) -> int:
+        """Wait for the end. Returns the exit code; -1 if it does not end in time."""
+        try:
+            return self._process.wait(PATIENT_S)
+        except subprocess.TimeoutExpired:
+            return -1
+
     def must_end(self, timeout_s: float = PATIENT_S) -> None:
         """Wait for the end. Raises Astray unless it comes in time, with exit code 0."""
         try:
@@ -264,15 +298,17 @@ class Terminal:
 
 
 class Newcomer:
-    """A person who has cloned the repository and reads its README.
+    """A person who has cloned the repository and reads a page, its README.
 
     Args:
         folder: an empty folder for the copy, an environment and outputs.
+        to: how to read the page.
         download: download everything instead of using packages installed here.
         brief: snippets run in the environment of `make run`, and nothing else is installed.
     """
 
-    def __init__(self, folder: Path, *, download: bool, brief: bool) -> None:
+    def __init__(self, folder: Path, to: Directions, *, download: bool, brief: bool) -> None:
+        self._to = to
         self._copy = folder / "pixiu"
         self._sdk = self._copy / ".venv" if brief else folder / "empty"
         self._outputs = folder / "outputs"
@@ -314,7 +350,7 @@ class Newcomer:
             return
         self._must(f"'{sys.executable}' -m venv '{self._sdk}'")
         for step in found:
-            if (play := PLAYED.get(name_of(step))) and play.outside:
+            if (play := self._to.played.get(name_of(step))) and play.outside:
                 self._must(step.text, play.shows, self._in_the_empty_environment())
         (self._sdk / INSTALLED).touch()
 
@@ -322,12 +358,14 @@ class Newcomer:
         """Play all following steps. Raises Astray."""
         try:
             for step in found:
-                play = PLAYED.get(name_of(step))
+                play = self._to.played.get(name_of(step))
                 if play and not play.outside and not play.last:
+                    if play.alone:
+                        self._end_all()
                     self._play(step, play)
             self._end_all()
             for step in found:
-                play = PLAYED.get(name_of(step))
+                play = self._to.played.get(name_of(step))
                 if play and play.last:
                     self._play(step, play)
             self._end_all()
@@ -336,7 +374,14 @@ class Newcomer:
                 terminal.kill()
 
     def _play(self, step: Step, play: Play) -> None:
-        program = step.text.split()[0]
+        program, *words = step.text.split()
+        if play.saved:
+            (self._copy / words[0].removesuffix(":")).write_text(step.text)
+            return
+        if program == "export":
+            name, _, value = words[0].partition("=")
+            self._environment[name] = value
+            return
         if step.language == SHELL and program.startswith("mosquitto_") and not shutil.which(program):
             log(f"  left out: {program} is not installed: {step.text}")
             return
@@ -344,10 +389,14 @@ class Newcomer:
         terminal = self._type(step)
         if play.stays or play.meanwhile:
             self._open.append(terminal)
-        if not play.meanwhile:
+        if not (play.meanwhile or play.again):
             terminal.must_show(play.shows)
         if not (play.stays or play.meanwhile):
+            end = began + PATIENT_S
+            while play.again and terminal.code() and time.monotonic() < end:
+                terminal = self._type(step)
             terminal.must_end()
+            terminal.must_show(play.shows)
         if play.seen:
             listener = next(each for each in self._open if each.name == play.seen[0])
             tries = 0
@@ -356,13 +405,13 @@ class Newcomer:
                 if tries > PATIENT_S / AGAIN_S:
                     raise listener.astray(f"{play.seen[1]!r} did not come")
                 self._type(step).must_end()
-        log(f"{time.monotonic() - began:6.1f} s  README.md:{step.line}: {name_of(step)}")
+        log(f"{time.monotonic() - began:6.1f} s  {self._to.page}:{step.line}: {name_of(step)}")
 
     def _end_all(self) -> None:
         """Check the output expected until now; then send Ctrl-C, in the cluster's terminal last."""
         for terminal in reversed(self._open):
             began = time.monotonic()
-            play = PLAYED[terminal.name]
+            play = self._to.played[terminal.name]
             if play.meanwhile:
                 terminal.must_end(2 * PATIENT_S)
                 terminal.must_show(play.shows)
@@ -404,7 +453,7 @@ class Newcomer:
 
 def own_network() -> list[str]:
     """Return the prefix of a command that gives it its own network; empty if the system allows none."""
-    command = ["unshare", "--map-root-user", "--net", "--"]
+    command = ["unshare", "--map-root-user", "--net", "--mount", "--"]
     if not shutil.which(command[0]) or subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
         return []
     return command
@@ -439,16 +488,16 @@ def _own_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _play_all(folder: Path, found: list[Step], *, download: bool, brief: bool) -> int:
+def _play_all(folder: Path, found: list[Step], to: Directions, again: Sequence[str], *, download: bool, brief: bool) -> int:
     network = own_network()
     if not network and (ports := taken()):
         log(f"no network of its own is allowed here, and the ports {', '.join(map(str, ports))} are taken")
         return CANNOT
-    newcomer = Newcomer(folder, download=download, brief=brief)
+    newcomer = Newcomer(folder, to, download=download, brief=brief)
     newcomer.clone()
     newcomer.make_environment()
     options = ["--own-network"] * bool(network) + ["--download"] * download + ["--brief"] * brief
-    reader = subprocess.Popen([*network, sys.executable, __file__, "--in", str(folder), *options])
+    reader = subprocess.Popen([*network, sys.executable, *again, "--in", str(folder), *options], cwd=ROOT)
     try:
         newcomer.install_sdk(found)
         return reader.wait()
@@ -457,32 +506,41 @@ def _play_all(folder: Path, found: list[Step], *, download: bool, brief: bool) -
         reader.wait()
 
 
-def main() -> int:
-    """Play it. Returns the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+def parser_of(documentation: str) -> argparse.ArgumentParser:
+    """Make the parser of a program that plays a page."""
+    parser = argparse.ArgumentParser(description=documentation.split("\n", 1)[0])
     parser.add_argument("--download", action="store_true", help="nothing that is installed here stands for a download")
     parser.add_argument("--brief", action="store_true", help="without what other tests of the suite play")
     parser.add_argument("--in", dest="folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--own-network", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser
+
+
+def follow(found: list[Step], to: Directions, arguments: argparse.Namespace, again: Sequence[str]) -> int:
+    """Play the steps of a page; `again`: words behind `python` that run the program again. Returns the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    found = steps((ROOT / "README.md").read_text())
-    if problems := unplayed(found):
+    if problems := unplayed(found, to):
         log("\n".join(problems))
         return 1
     if arguments.brief:
-        found = [step for step in found if not ((play := PLAYED.get(name_of(step))) and play.elsewhere)]
+        found = [step for step in found if not ((play := to.played.get(name_of(step))) and play.elsewhere)]
     try:
         if arguments.folder is None:
             with _own_folder() as folder:
-                return _play_all(folder, found, download=arguments.download, brief=arguments.brief)
+                return _play_all(folder, found, to, again, download=arguments.download, brief=arguments.brief)
         if arguments.own_network:
             raise_loopback()
-        Newcomer(arguments.folder, download=arguments.download, brief=arguments.brief).read(found)
+        Newcomer(arguments.folder, to, download=arguments.download, brief=arguments.brief).read(found)
     except Astray as astray:
         log(str(astray))
         return 1
     return 0
+
+
+def main() -> int:
+    """Play README. Returns the exit code."""
+    arguments = parser_of(__doc__ or "").parse_args()
+    return follow(steps((ROOT / README.page).read_text()), README, arguments, [__file__])
 
 
 if __name__ == "__main__":

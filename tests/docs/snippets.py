@@ -50,23 +50,8 @@ READ_FOR_NAMES: Final = tuple(page for page in PAGES if page != "CHANGELOG.md" a
 DRAWINGS: Final = ("", "mermaid")
 """Languages of fences that hold drawings and output."""
 OTHERS: Final = {
-    *(
-        "cd",
-        "curl",
-        "export",
-        "git",
-        "go",
-        "mosquitto_pub",
-        "mosquitto_sub",
-        "npm",
-        "pip",
-        "protoc",
-        "sha256sum",
-        "ssh-keygen",
-        "sudo",
-        "touch",
-    ),
-    *("buildah", "debootstrap", "helm", "journalctl", "kubectl", "podman", "systemctl"),
+    *("cd", "curl", "export", "git", "go", "mosquitto_pub", "mosquitto_sub", "npm", "pip", "protoc", "sudo", "touch"),
+    *("buildah", "debootstrap", "helm", "ip", "journalctl", "kubectl", "podman", "systemctl", "unshare"),
 }
 """Programs of somebody else that a snippet may call."""
 FENCE: Final = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -212,6 +197,8 @@ def problems_of_line(line: str) -> list[str]:
         return [f"{line}: no such target" for word in rest if "=" not in word and word not in _targets()]
     if program in ("python", "python3"):
         return _problems_of_python_command(rest)
+    if program == "sh":
+        return [f"no file {word}" for word in rest if not (ROOT / word).exists()]
     return [] if program in OTHERS else [f"{line}: what is {program}?"]
 
 
@@ -221,7 +208,13 @@ def _problems_of_python_command(words: list[str]) -> list[str]:
         if module and not importlib.util.find_spec(module):
             return [f"no module {module}"]
         return [f"no file {word}" for word in words[2:] if module == "pytest" and "/" in word and not (ROOT / word).exists()]
-    return [f"no file {word}" for word in words[:1] if not (ROOT / word).exists()]
+    return [f"no file {word}" for word in words[:1] if not (ROOT / word).exists() and word not in _saved()]
+
+
+@cache
+def _saved() -> set[str]:
+    """Files that readers make of a snippet, whose first line names it."""
+    return {name for snippet in snippets() for name in re.findall(r"\A# (\w+\.py)$", snippet.text, re.MULTILINE)}
 
 
 @cache

@@ -156,10 +156,10 @@ def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
     assert server.pid == 0
 
 
-def foreground(folder: Path, port: int = 0) -> subprocess.Popen[str]:
+def foreground(folder: Path, port: int = 0, host: str = embedded.HOST) -> subprocess.Popen[str]:
     root = Path(embedded.__file__).resolve().parent.parent
     return subprocess.Popen(
-        [sys.executable, "-m", "onebox.embedded", "--data", str(folder), "--port", str(port)],
+        [sys.executable, "-m", "onebox.embedded", "--data", str(folder), "--port", str(port), "--host", host],
         cwd=root,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -167,18 +167,18 @@ def foreground(folder: Path, port: int = 0) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_in_the_foreground_it_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
-    process = foreground(tmp_path)
+@pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, embedded.HOST), (signal.SIGTERM, "127.0.0.9")])
+def test_in_the_foreground_it_serves_until_a_signal(tmp_path: Path, number: signal.Signals, host: str) -> None:
+    process = foreground(tmp_path, host=host)
     try:
         assert process.stdout is not None
         assert select.select([process.stdout], [], [], 60)[0]
         line = process.stdout.readline()
-        port = int(line.split("127.0.0.1:")[1].split(",")[0])
-        assert "Mode: standalone" in four_letter_word(port, "srvr")
+        port = int(line.split(f"{host}:")[1].split(",")[0])
+        assert "Mode: standalone" in four_letter_word(port, "srvr", host=host)
         process.send_signal(number)
         assert process.wait(30) == 0
-        assert four_letter_word(port, "srvr") == ""
+        assert four_letter_word(port, "srvr", host=host) == ""
     finally:
         process.kill()
         process.communicate()
