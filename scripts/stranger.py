@@ -35,7 +35,8 @@ from scripts.newcomer import (
 PAGE: Final = "tutorial.html"
 PX: Final = ".venv/bin/pixiu"
 NODE: Final = (
-    "ip netns exec machine{0} .venv/bin/python -m node --config three.toml --set host=10.0.0.{0} --set data_dir=run/three/{0} &"
+    "ip netns exec machine{0} .venv/bin/python -m node --config three.toml --set host=10.0.0.{0}     "
+    "--set gateway.mqtt_host=10.0.0.{0} --set data_dir=run/three/{0} &"
 )
 CERTIFICATES: Final = ("xiu", "pi", "topic", "router", "relay", "broker", "admin", "proxy", "gateway", "operator")
 LAYOUT: Final = (

@@ -3,6 +3,7 @@
 # In a shell of its own, from `unshare --map-root-user --net --mount bash`, nothing of it is left when that shell ends.
 set -e
 mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /dev/shm
 ip link set lo up
 ip link add pixiu0 type bridge
 ip addr add 10.0.0.254/24 dev pixiu0
