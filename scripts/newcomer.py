@@ -318,7 +318,7 @@ class Newcomer:
         left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL")
         self._environment = {
             name: value for name, value in os.environ.items() if name not in left_out and not name.startswith(("PIXIU_", "PYTEST_"))
-        } | {"PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
+        } | {"PYTHON": sys.executable, "PYTHONUNBUFFERED": "1", "XDG_RUNTIME_DIR": str(folder / "runtime")}
         if self._environment.get("SSL_CERT_FILE") == os.devnull:
             del self._environment["SSL_CERT_FILE"]  # the suite's processes verify none; pip does
         if not download:
@@ -327,6 +327,8 @@ class Newcomer:
     def clone(self) -> None:
         """Copy the files that the repository tracks, uncommitted changes included."""
         self._outputs.mkdir(exist_ok=True)
+        # Where programs of this user leave what others of the same address would take for theirs.
+        Path(self._environment["XDG_RUNTIME_DIR"]).mkdir(mode=0o700, exist_ok=True)
         listed = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
         for name in filter(None, listed.stdout.decode().split("\0")):
             if (ROOT / name).is_file():

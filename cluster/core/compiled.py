@@ -76,13 +76,14 @@ MODULES: Final = {
         "clients.slow_consumers confirming core delivery.dedupe delivery.mail delivery.signals delivery.traces events "
         "grpc.subscriber mail.lane mail.queue mail.run membership.controls membership.devices membership.feedback "
         "membership.reporter membership.rooms mqtt.connection mqtt.login mqtt.publishing "
-        "mqtt.sockets mqtt.subscribing wills.core wills.events"
+        "mqtt.sockets mqtt.subscribing wills.core"
     ),
     "relay": (
         "chat core delivery.events delivery.limits delivery.saving delivery.session delivery.sessions delivery.slots "
         "delivery.states delivery.window events login_conflicts mail.answers mail.core mail.devices mail.events "
-        "wills.core wills.events"
+        "wills.core"
     ),
+    "bridge": "core",
     "pi": (
         "checks core events inboxes.chunk inboxes.deletions inboxes.inbox inboxes.inbox_table inboxes.ranges inboxes.reading "
         "inboxes.unwritten keys serving state store.view"
@@ -92,7 +93,8 @@ MODULES: Final = {
         "state.readers state.state store.machine store.reading"
     ),
 }
-"""Compiled modules by package: those that a message passes. Of these the following are left out:
+"""Compiled modules by package: those that a message passes, and what derives from their classes. Of these the following are left
+out:
 
     pixiu.client                          users: the SDK is pure Python
     *.service                             wait for gRPC, the disk and the registry; nothing to gain
