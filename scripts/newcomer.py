@@ -42,7 +42,7 @@ SNIPPET: Final = "python"
 SHELL: Final = "sh"
 PORTS: Final = (2181, 1883, 1884)
 """Default ports of README's commands."""
-PATIENT_S: Final = 120.0
+PATIENT_S: Final = 240.0
 """Time-out for expected output; machines are loaded."""
 AGAIN_S: Final = 2.0
 """Time after which a message that nobody showed is sent again: a stock client does not report when it listens."""
