@@ -89,6 +89,8 @@ OPTIONS: Final[dict[str, Any]] = {
     "roles.bridge": {"replicas": 1, "extraVolumes": VOLUME, "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}]},
 }
 """A value for each option that the default is not."""
+NEEDS: Final = {"registry.tls": ("--set", f"registry.hosts={HOSTS}"), "jobs.timeoutSeconds": ("--set", "doubling=broker")}
+"""What an option is of no use without."""
 ALONE: Final = {"serviceMonitor.interval", "serviceMonitor.labels"}
 """Options of the kind that the server does not know."""
 pytestmark = [
@@ -135,10 +137,8 @@ def test_the_server_takes_each_option(server: ApiServer) -> None:
     default = [json.dumps(thing) for thing in rendered()]
     found, same = {}, []
     for option, value in OPTIONS.items():
-        more = ("--set-json", f"registry.hosts={json.dumps(HOSTS)}") if option == "registry.tls" else ()
-        things = [
-            thing for thing in rendered("--set-json", f"{option}={json.dumps(value)}", *more) if json.dumps(thing) not in default
-        ]
+        words = ("--set-json", f"{option}={json.dumps(value)}", *NEEDS.get(option, ()))
+        things = [thing for thing in rendered(*words) if json.dumps(thing) not in default]
         if not things and value is not False and option != "serviceMonitor.enabled":
             same.append(option)
         if texts := said(server, things):
