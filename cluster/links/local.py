@@ -464,30 +464,33 @@ class LocalSwitch:
         try:
             while ready and left > 0:
                 port = ready.pop(next(iter(ready)))
-                done: list[Delivery] = []
-                port.taken = 0
-                try:
-                    if port.host is not None:
-                        port.run(port.host.take_local, partial(port.take, now, left, done))
-                finally:
-                    if port.incoming or port.beats or port.states or port.settled:
-                        self.look(port)
-                    if done:
-                        # As an acknowledgement, an outcome leaves after all that the receiver has passed on.
-                        waits: list[tuple[Outbox, int]] = []
-                        for link in port.links.values():
-                            if link.due:
-                                link.waiting(waits)
-                        self._owed.append((waits, done))
-                    if self._owed:
-                        self._settle()
-                left -= max(port.taken, 1)
+                left -= max(self._turn(port, now, left), 1)
         finally:
             self.working = False
         for port in list(ready.values()):
             for link in list(port.incoming.values()):
                 link.drop_late(now, link.sender.options.push_back_ms / 1000)
                 link.sender.report(link)
+
+    def _turn(self, port: LocalPort, now: float, most: int) -> int:
+        done: list[Delivery] = []
+        port.taken = 0
+        try:
+            if port.host is not None:
+                port.run(port.host.take_local, partial(port.take, now, most, done))
+        finally:
+            if port.incoming or port.beats or port.states or port.settled:
+                self.look(port)
+            if done:
+                # As an acknowledgement, an outcome leaves after all that the receiver has passed on.
+                waits: list[tuple[Outbox, int]] = []
+                for link in port.links.values():
+                    if link.due:
+                        link.waiting(waits)
+                self._owed.append((waits, done))
+            if self._owed:
+                self._settle()
+        return port.taken
 
     def _settle(self) -> None:
         owed, self._owed = self._owed, []
