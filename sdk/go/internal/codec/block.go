@@ -197,7 +197,7 @@ func Spans(index, data []byte) ([]Stored, error) {
 		if end < at || end > len(data) {
 			return nil, errors.New("the index does not fit its messages")
 		}
-		found = append(found, Stored{number, int(le.Uint16(index[4:])), index[6], data[at:end]})
+		found = append(found, Stored{number, int(le.Uint16(index[4:])), index[6], data[at:end:end]})
 		at = end
 	}
 	return found, nil
@@ -212,7 +212,7 @@ func DecodeTopicMessage(s Stored) (m TopicMessage, err error) {
 			err = errors.New("a message's fields do not fit in it")
 			return make([]byte, max(size, 0))
 		}
-		taken := data[:size]
+		taken := data[:size:size]
 		data = data[size:]
 		return taken
 	}

@@ -97,8 +97,9 @@ func Decode(data []byte) (r Record, rest []byte, err error) {
 	r.Snowflake = binary.LittleEndian.Uint64(data[16:])
 	r.Key = binary.LittleEndian.Uint64(data[24:])
 	r.Sender = binary.LittleEndian.Uint64(data[32:])
-	r.Extension = data[HeaderSize : HeaderSize+extension]
-	r.Body = data[HeaderSize+extension : end]
+	// Without spare capacity: who appends to a message must not write into the next one.
+	r.Extension = data[HeaderSize : HeaderSize+extension : HeaderSize+extension]
+	r.Body = data[HeaderSize+extension : end : end]
 	if end < size {
 		r.Stamps = data[end:size]
 	}
