@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
 import pixiu
 from pixiu.client.messages.load_test import LoadTest
+from pixiu.client.topics.writing.writer import positions
 from tests.support.cluster import LocalCluster, running_cluster
 
 pytestmark = pytest.mark.e2e
@@ -274,6 +276,15 @@ async def test_a_loader_that_is_killed_and_starts_again_stores_every_row_once(cl
             read = [int((await anext(reader)).body) for _ in range(stored)]
         assert sorted(read) == list(range(1, max(read) + 1))
         assert max(read) >= last
+
+
+async def test_of_two_that_open_a_writer_at_once_the_earlier_is_refused(cluster: LocalCluster) -> None:
+    async with asyncio.timeout(PATIENT_S), pixiu.connect(cluster.target) as px:
+        await px.topics.create("together", parts=2)
+        async with px.durable_topic("together").writer("loader"):
+            around, writer = px.topics.context, xxhash.xxh3_64_intdigest(b"loader")
+            with pytest.raises(pixiu.StaleWriter, match="has been opened"):
+                await positions(around, await around.directory.describe("together"), writer, 1)
 
 
 async def load(target: str) -> asyncio.subprocess.Process:

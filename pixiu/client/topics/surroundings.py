@@ -24,6 +24,7 @@ from pixiu.errors import (
     NotServed,
     Overloaded,
     PixiuError,
+    StaleWriter,
     TooFewInSync,
     Unavailable,
 )
@@ -110,6 +111,9 @@ def _why(problem: grpc.aio.AioRpcError, topic: str) -> PixiuError:
     if problem.code() is grpc.StatusCode.FAILED_PRECONDITION:
         trailing = {name: str(value) for name, value in problem.trailing_metadata() or ()}
         return NotLeader(problem.details() or "", trailing.get(LEADER, ""))
+    code, _, text = (problem.details() or "").partition(": ")
+    if problem.code() is grpc.StatusCode.ABORTED and code == StaleWriter.code:
+        return StaleWriter(text)
     if problem.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Overloaded(problem.details() or "", 200)
     return error_of_call(problem, topic)
