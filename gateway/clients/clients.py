@@ -48,7 +48,7 @@ from pixiu.placement.big_rooms import VRooms
 from pixiu.placement.topic_rooms import BY_FIRST_LEVEL, TopicRooms
 
 MOVES_WITHIN_S: Final = 10.0
-"""Time that a client asked to move may take, seconds: the SDK waits for up to 1 s, joins elsewhere, and reads on for 1 s."""
+"""Time that a client asked to move may take, seconds: the SDK waits up to 1 s, joins elsewhere, reads on for 1 s, asks twice."""
 MAX_SHOWN: Final = 1000
 """Connections at /connections."""
 NO_MEMORY: Final = "clients hold more than gateway.memory_bytes or address_memory_bytes allow, and this one the most"

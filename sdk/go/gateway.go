@@ -17,6 +17,8 @@ import (
 const (
 	moveJitter = time.Second // clients of a draining gateway leave it at a random moment within this time
 	linger     = time.Second // a draining gateway is still read after the new one has confirmed everything
+	answers    = 2           // requests that it answers then, before it is left: by then a gateway, or a client, that was slow has caught up
+	answerFor  = 5 * time.Second
 	askAgain   = time.Second // after a join that a gateway refused for now without naming a time
 	maxNames   = 1_000       // rooms, topics and acknowledgements of one request
 )
@@ -411,15 +413,16 @@ func (g *gatewayConn) serve(st *gatewayStream) (*gatewayStream, error) {
 				g.content.overlap(false)
 				continue
 			}
+			missing := "the gateway was gone before another one had confirmed"
 			if !over {
-				g.readRest(st)
+				missing = g.readRest(st)
 			}
 			g.mu.Lock()
 			g.gateway = found.stream.address
 			g.mu.Unlock()
 			g.announce(Moved, "the previous gateway, "+st.address+", is draining")
-			if over {
-				g.content.lost("the gateway was gone before another one had confirmed")
+			if missing != "" {
+				g.content.lost(missing)
 			}
 			for _, reply := range found.held {
 				if err := g.take(found.stream, reply, true); err != nil {
@@ -435,22 +438,44 @@ func (g *gatewayConn) serve(st *gatewayStream) (*gatewayStream, error) {
 	}
 }
 
-// readRest delivers what the old gateway still sends; replies of the new one are held, so that the order is kept.
-func (g *gatewayConn) readRest(st *gatewayStream) {
-	timer := time.NewTimer(g.linger)
+// readRest delivers what the old gateway still sends; replies of the new one are held, so that the order is kept. It returns why
+// messages may be missing; empty: none are.
+func (g *gatewayConn) readRest(st *gatewayStream) string {
+	if g.linger == 0 || !g.readFor(st, g.linger, nil) {
+		return ""
+	}
+	for range answers { // the first answer may overtake messages that wait beside it
+		w := &waiter{lost: fail(ErrNotConnected, "the gateway was left"), done: make(chan error, 1)}
+		g.mu.Lock()
+		st.acknowledge(nil, w)
+		g.mu.Unlock()
+		if !g.readFor(st, answerFor, w.done) {
+			return ""
+		}
+		if len(w.done) == 0 {
+			return "the draining gateway " + st.address + " did not answer within " + answerFor.String()
+		}
+	}
+	return ""
+}
+
+// readFor delivers what a gateway that is leaving sends, for a time, or until it has answered. false: it ended.
+func (g *gatewayConn) readFor(st *gatewayStream, limit time.Duration, answered chan error) bool {
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
-	for {
+	for len(answered) == 0 {
 		select {
 		case reply, open := <-st.replies:
 			if !open || reply.ErrorCode == "LOGIN_REPLACED" || g.take(st, reply, false) != nil {
-				return
+				return false
 			}
 		case <-timer.C:
-			return
+			return true
 		case <-g.ctx.Done():
-			return
+			return false
 		}
 	}
+	return true
 }
 
 // prepare joins everything at another gateway while the old one still delivers.

@@ -51,8 +51,14 @@ MOVE_JITTER_S: Final = 1.0
 LINGER_S: Final = 1.0
 """Time for which a draining gateway is still read after the new one has confirmed everything, seconds: what was accepted before
 that goes through the old one alone, and may still be on its way."""
+ANSWERS: Final = 2
+"""Requests that a draining gateway answers after that, one after the other, before it is left: a gateway, or a client, that was
+slow has caught up by then. The first answer may overtake messages that wait beside it."""
+ANSWER_S: Final = 5.0
+"""Time for each of these answers, seconds; without it messages may be missing."""
 ASK_AGAIN_MS: Final = 1_000
 """Wait after a join that a gateway refused for now without naming a time, milliseconds."""
+GONE_EARLY: Final = "the gateway was gone before another one had confirmed"
 log = logging.getLogger("pixiu.client")
 
 
@@ -320,9 +326,8 @@ class GatewayConnection:
                 if successor is not None and successor.done():
                     prepared = successor.result()
                     if prepared is not None:
-                        if not ended:
-                            await self._read_rest(stream)
-                        return await self._move(prepared, stream.address, ended)
+                        missing = GONE_EARLY if ended else await self._read_rest(stream)
+                        return await self._move(prepared, stream.address, missing)
                     if ended:
                         return None
                     # No other gateway is available: stay until this one ends.
@@ -355,14 +360,34 @@ class GatewayConnection:
             await self._take(stream, reply)
         return reply is not None
 
-    async def _read_rest(self, stream: GatewayStream) -> None:
-        """Deliver what the old gateway still sends; replies of the new one are held, so that the order is kept."""
+    async def _read_rest(self, stream: GatewayStream) -> str:
+        """Deliver what the old gateway still sends; replies of the new one are held, so that the order is kept. Returns why
+        messages may be missing; empty: none are."""
+        if not self._linger_s or not await self._read_for(stream, self._linger_s):
+            return ""
+        for _ in range(ANSWERS):
+            answer = Waiter(frozenset(), frozenset())
+            try:
+                stream.acknowledge([], answer)
+                if not await self._read_for(stream, ANSWER_S, answer):
+                    return ""
+                if not answer.done.done():
+                    return f"the draining gateway {stream.address} did not answer within {ANSWER_S:g} s"
+            except Overloaded:
+                return ""  # it has not confirmed many requests, which the new gateway has
+            finally:
+                answer.done.cancel()
+        return ""
+
+    async def _read_for(self, stream: GatewayStream, seconds: float, answer: Waiter | None = None) -> bool:
+        """Deliver what a gateway that is leaving sends, for a time, or until it has answered. False at its end."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._linger_s
-        while (left := until - loop.time()) > 0:
+        until = loop.time() + seconds
+        while (left := until - loop.time()) > 0 and not (answer is not None and answer.done.done()):
             done, _ = await asyncio.wait({stream.read()}, timeout=left)
-            if not done or not await self._take_last(stream):
-                return
+            if done and not await self._take_last(stream):
+                return False
+        return True
 
     async def _discard(self, successor: asyncio.Task[_Prepared | None]) -> None:
         successor.cancel()
@@ -400,13 +425,13 @@ class GatewayConnection:
             await self._end(stream)
             raise
 
-    async def _move(self, prepared: _Prepared, old: str, ended: bool) -> GatewayStream:
-        """Deliver what the new gateway has already sent, without what came from the old one."""
+    async def _move(self, prepared: _Prepared, old: str, missing: str) -> GatewayStream:
+        """Deliver what the new gateway has already sent, without what came from the old one. `missing`: why more may be missing."""
         self._moved_to, self._last = prepared.stream, prepared.stream.address
         self._moved()
         self._announce(ConnectionState.MOVED, f"the previous gateway, {old}, is draining")
-        if ended:
-            self._reason = "the gateway was gone before another one had confirmed"
+        if missing:
+            self._reason = missing
             self._lost()
         try:
             for reply in prepared.held:

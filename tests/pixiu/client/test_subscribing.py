@@ -273,6 +273,31 @@ async def test_what_is_on_its_way_when_the_new_gateway_has_confirmed_still_comes
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_draining_gateway_that_stands_still_is_waited_for_and_else_a_gap_is_reported(
+    cluster: Any, until: Until, answers: bool
+) -> None:
+    await cluster.start(gateways=2)
+    gaps: list[str] = []
+    async with pixiu.connect(cluster.target) as px, px.subscribe(room=42, on_gap=gaps.append) as subscription:
+        (old,) = [gateway for gateway in cluster.gateways if gateway.streams]
+        (new,) = [gateway for gateway in cluster.gateways if gateway is not old]
+        old.push(wire_pb2.SubscribeReply(draining=True))
+        await until(lambda: new.joined() == {42} and not new.unconfirmed)
+        old.confirming = False
+        new.send(record(2))
+        await until(lambda: old.unconfirmed)  # the client has read on for its time, and asks whether there is more
+        if answers:
+            old.confirming = True
+            old.send(record(1))
+            old.confirm()
+        assert await take(subscription, 1 + answers) == [b"1", b"2"][not answers :]
+        await until(lambda: not old.streams)
+        assert len(gaps) == (not answers)
+        assert subscription.counters.moves == 1
+
+
+@pytest.mark.slow
 async def test_what_the_new_gateway_sends_later_than_the_old_one_did_is_not_shown_twice(cluster: Any, until: Until) -> None:
     await cluster.start(gateways=2)
     async with pixiu.connect(cluster.target) as px, px.subscribe(room=42) as subscription:

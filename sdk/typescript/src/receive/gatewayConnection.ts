@@ -22,6 +22,14 @@ import { GatewayStream, Waiter, type Greeting } from "./gatewayStream.js";
 
 /** Clients of a draining gateway leave it at a random moment within this time. */
 const MOVE_JITTER_MS = 1_000;
+/**
+ * Requests that a draining gateway answers, one after the other, before it is left: a gateway, or a client, that was slow has caught up by
+ * then. The first answer may overtake messages that wait beside it.
+ */
+const ANSWERS = 2;
+/** Time for each of these answers; without it messages may be missing. */
+const ANSWER_MS = 5_000;
+const GONE_EARLY = "the gateway was gone before another one had confirmed";
 const ASK_AGAIN_MS = 1_000;
 const MAX_ASK_AGAIN_MS = 60_000;
 const MAX_NAMES = 1_000;
@@ -306,10 +314,8 @@ export abstract class GatewayConnection {
           if (found.prepared) {
             used = true;
             try {
-              if (!ended) {
-                await this.#readRest(stream);
-              }
-              await this.#move(found.prepared, stream.address, ended);
+              const missing = ended ? GONE_EARLY : await this.#readRest(stream);
+              await this.#move(found.prepared, stream.address, missing);
             } catch (error) {
               this.#end(found.prepared.stream);
               throw error;
@@ -349,17 +355,46 @@ export abstract class GatewayConnection {
     }
   }
 
-  /** Deliver what the old gateway still sends; replies of the new one are held, so that the order is kept. */
-  async #readRest(stream: GatewayStream): Promise<void> {
-    const until = now() + this.lingerMs;
-    while (now() < until && !this.closed) {
-      const reply = await within(stream.read(), until - now(), () => new Unavailable("read"), this.ending.signal).catch(() => undefined);
-      if (!reply || reply.errorCode === LoginReplaced.code) {
-        return;
-      }
-      stream.take();
-      await this.#take(stream, reply, false);
+  /**
+   * Deliver what the old gateway still sends; replies of the new one are held, so that the order is kept. Returns why messages may be
+   * missing; empty: none are.
+   */
+  async #readRest(stream: GatewayStream): Promise<string> {
+    if (this.lingerMs === 0 || !(await this.#readFor(stream, this.lingerMs))) {
+      return "";
     }
+    for (let count = 0; count < ANSWERS; count += 1) {
+      const answer = new Waiter(new Set(), new Set(), new NotConnected("the gateway was left"));
+      stream.acknowledge([], answer);
+      if (!(await this.#readFor(stream, ANSWER_MS, answer))) {
+        return "";
+      }
+      if (!answer.settled) {
+        return `the draining gateway ${stream.address} did not answer within ${ANSWER_MS / 1000} s`;
+      }
+    }
+    return "";
+  }
+
+  /** Deliver what a gateway that is leaving sends, for a time, or until it has answered. False at its end. */
+  async #readFor(stream: GatewayStream, ms: number, answer?: Waiter): Promise<boolean> {
+    const until = now() + ms;
+    while (now() < until && answer?.settled !== true) {
+      const reading = stream.read().then((reply) => ({ reply }));
+      const found = await within(reading, until - now(), () => new Unavailable("read"), this.ending.signal).catch(() => undefined);
+      if (this.closed) {
+        return false;
+      }
+      if (found) {
+        const { reply } = found;
+        if (!reply || reply.errorCode === LoginReplaced.code) {
+          return false;
+        }
+        stream.take();
+        await this.#take(stream, reply, false);
+      }
+    }
+    return true;
   }
 
   /** Join everything at another gateway while the old one still delivers. Replies that arrive meanwhile are held. */
@@ -394,12 +429,13 @@ export abstract class GatewayConnection {
     }
   }
 
-  async #move(prepared: Prepared, old: string, ended: boolean): Promise<void> {
+  /** `missing`: why more may be missing than what came from the old gateway. */
+  async #move(prepared: Prepared, old: string, missing: string): Promise<void> {
     this.#last = prepared.stream.address;
     this.moved();
     this.#announce("moved", `the previous gateway, ${old}, is draining`);
-    if (ended) {
-      this.reason = "the gateway was gone before another one had confirmed";
+    if (missing) {
+      this.reason = missing;
       this.lost();
     }
     for (const reply of prepared.held) {
