@@ -5,7 +5,9 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,7 +37,11 @@ type Client struct {
 	mails     *sender
 	signals   *signals
 	receivers map[interface{ Close() error }]struct{}
-	writers   map[string]*topicSender
+	writers   map[string]*topicSender   // of topics
+	loaders   map[*topicSender]struct{} // writers with a name
+
+	asking  sync.Mutex
+	replies *replies
 }
 
 // Connect connects to a cluster: "host:port,host:port" names the gRPC addresses of any proxies, "zk://host:port/root" its registry.
@@ -65,6 +71,7 @@ func ConnectWith(ctx context.Context, target string, options Options) (*Client, 
 	c := &Client{
 		options: options, name: options.Name, named: options.Name != "", channels: newChannels(options.authorization(), config),
 		receivers: map[interface{ Close() error }]struct{}{}, writers: map[string]*topicSender{},
+		loaders: map[*topicSender]struct{}{},
 	}
 	if c.name == "" {
 		host, _ := os.Hostname() // without a name the rest tells clients apart
@@ -170,10 +177,7 @@ func (c *Client) forget(receiver interface{ Close() error }) {
 // Flush waits until every message and mail sent so far is confirmed or has failed.
 func (c *Client) Flush(ctx context.Context) error {
 	c.mu.Lock()
-	senders, topics := []*sender{c.publisher, c.mails}, make([]*topicSender, 0, len(c.writers))
-	for _, each := range c.writers {
-		topics = append(topics, each)
-	}
+	senders, topics := []*sender{c.publisher, c.mails}, slices.AppendSeq(slices.Collect(maps.Values(c.writers)), maps.Keys(c.loaders))
 	c.mu.Unlock()
 	for _, each := range senders {
 		if each != nil {
@@ -215,7 +219,10 @@ func (c *Client) Close() error {
 			each.close()
 		}
 	}
-	for _, each := range c.writers {
+	c.mu.Lock()
+	topics := slices.AppendSeq(slices.Collect(maps.Values(c.writers)), maps.Keys(c.loaders))
+	c.mu.Unlock()
+	for _, each := range topics {
 		each.end(errClosed())
 	}
 	if c.signals != nil {

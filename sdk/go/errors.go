@@ -29,6 +29,7 @@ var (
 	ErrUnknownTopic     = errors.New("unknown topic")
 	ErrTopicExists      = errors.New("topic exists")
 	ErrTopicInUse       = errors.New("topic in use")
+	ErrStaleWriter      = errors.New("stale writer") // another one has opened the writer's name since
 
 	// The other side, or the network, is at fault.
 	ErrMalformed           = errors.New("malformed data")
@@ -58,7 +59,7 @@ var kindsByCode = map[string]error{
 	"ID_REUSED": ErrIDReused, "TOO_OLD": ErrTooOld, "ID_AHEAD": ErrIDAhead, "NOT_CONNECTED": ErrNotConnected,
 	"LOGIN_REPLACED": ErrLoginReplaced, "UNAUTHENTICATED": ErrNotAuthenticated, "NOT_ALLOWED": ErrNotAllowed,
 	"TOO_MANY_RECEIVERS": ErrTooManyReceivers, "UNKNOWN_TOPIC": ErrUnknownTopic, "NOT_FOUND": ErrUnknownTopic,
-	"TOPIC_EXISTS": ErrTopicExists, "TOPIC_IN_USE": ErrTopicInUse, "MALFORMED": ErrMalformed, "CHECKSUM_WRONG": ErrChecksumWrong,
+	"STALE_WRITER": ErrStaleWriter, "TOPIC_EXISTS": ErrTopicExists, "TOPIC_IN_USE": ErrTopicInUse, "MALFORMED": ErrMalformed, "CHECKSUM_WRONG": ErrChecksumWrong,
 	"UNAVAILABLE": ErrUnavailable, "UNREACHABLE": ErrUnreachable, "REGISTRY_UNAVAILABLE": ErrRegistryUnavailable,
 	"NOT_SENT": ErrNotSent, "OUTCOME_UNKNOWN": ErrOutcomeUnknown, "NOT_SERVED": ErrNotServed, "DROPPED": ErrDropped,
 	"UNDELIVERED": ErrUndelivered, "OFFLINE": ErrOffline, "TOO_FEW_IN_SYNC": ErrTooFewInSync, "DRAINING": ErrDraining,

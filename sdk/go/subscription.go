@@ -156,6 +156,19 @@ type Subscription struct {
 // Subscribe joins rooms and topics. It returns when the whole cluster knows: what is sent from then on arrives. The subscription
 // reconnects by itself until it, or the client, is closed.
 func (c *Client) Subscribe(ctx context.Context, options ...SubscribeOption) (*Subscription, error) {
+	s, err := c.subscription(options...)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.conn.settle(ctx); err != nil {
+		_ = s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// subscription is one that begins to join.
+func (c *Client) subscription(options ...SubscribeOption) (*Subscription, error) {
 	s := &Subscription{signals: [2]map[identity]bool{{}, {}}}
 	for _, each := range options {
 		each(&s.subscribe)
@@ -170,14 +183,7 @@ func (c *Client) Subscribe(ctx context.Context, options ...SubscribeOption) (*Su
 	if len(s.conn.wanted.rooms)+len(s.conn.wanted.topics) == 0 && !s.subscribe.chat {
 		return nil, fail(ErrInvalidArgument, "nothing is subscribed to: give Rooms, FreeTopics or Chat")
 	}
-	if err := s.conn.start(); err != nil {
-		return nil, err
-	}
-	if err := s.conn.settle(ctx); err != nil {
-		_ = s.Close()
-		return nil, err
-	}
-	return s, nil
+	return s, s.conn.start()
 }
 
 func (s *Subscription) want(rooms []uint64, topics []string) error {

@@ -11,9 +11,10 @@ import (
 
 // writing is what write options describe.
 type writing struct {
-	message codec.TopicMessage
-	hasSlot bool
-	level   wire.Level
+	message  codec.TopicMessage
+	hasSlot  bool
+	level    wire.Level
+	progress uint64
 }
 
 // A WriteOption is an option of a durable topic's message beside its body.
@@ -97,33 +98,45 @@ func (t *Topic) Send(ctx context.Context, body []byte, options ...WriteOption) (
 // SendSoon queues a message, waiting only while the queue is full, and gives a receipt for its outcome. Messages of one client with
 // the same key, or slot, are stored in the order of the calls.
 func (t *Topic) SendSoon(ctx context.Context, body []byte, options ...WriteOption) (*TopicReceipt, error) {
+	found, inTurn, err := topicDraft(body, options)
+	if err != nil {
+		return nil, err
+	}
+	if found.progress > 0 {
+		return nil, errNoName()
+	}
+	sender, err := t.client.topicSender(ctx, t.Name)
+	if err != nil {
+		return nil, err
+	}
+	if err := sender.offer(ctx, found, inTurn); err != nil {
+		return nil, err
+	}
+	return &TopicReceipt{sender, found}, nil
+}
+
+// topicDraft checks a message. inTurn: it names no slot.
+func topicDraft(body []byte, options []WriteOption) (t *topicTicket, inTurn bool, err error) {
 	w := writing{message: codec.TopicMessage{Body: body}}
 	for _, each := range options {
 		each(&w)
 	}
 	data, flags, err := codec.EncodeTopicMessage(&w.message)
 	if err != nil {
-		return nil, fail(ErrInvalidArgument, "%v", err)
+		return nil, false, fail(ErrInvalidArgument, "%v", err)
 	}
 	if size := codec.BlockHead + codec.IndexBytes + len(data); size > codec.MaxBlockBytes {
-		return nil, fail(ErrRecordTooLarge, "a message of %d bytes, headers and key included, is above the limit of %d; send a reference to "+
-			"the content instead", size, codec.MaxBlockBytes)
+		return nil, false, fail(ErrRecordTooLarge, "a message of %d bytes, headers and key included, is above the limit of %d; send a "+
+			"reference to the content instead", size, codec.MaxBlockBytes)
 	}
-	sender, err := t.client.topicSender(ctx, t.Name)
-	if err != nil {
-		return nil, err
-	}
-	ticket := &topicTicket{
+	t = &topicTicket{
 		encoded: codec.Encoded{Slot: w.message.Slot, Flags: flags, Data: data}, size: codec.IndexBytes + len(data), level: w.level,
-		done: make(chan struct{}), offset: -1,
+		progress: w.progress, done: make(chan struct{}), offset: -1,
 	}
 	if w.message.HasKey && !w.hasSlot {
-		ticket.encoded.Slot = codec.SlotOf(w.message.Key)
+		t.encoded.Slot = codec.SlotOf(w.message.Key)
 	}
-	if err := sender.offer(ctx, ticket, !w.message.HasKey && !w.hasSlot); err != nil {
-		return nil, err
-	}
-	return &TopicReceipt{sender, ticket}, nil
+	return t, !w.message.HasKey && !w.hasSlot, nil
 }
 
 // topicSender is the client's writer of a topic.
@@ -140,19 +153,12 @@ func (c *Client) topicSender(ctx context.Context, topic string) (*topicSender, e
 	if found != nil && found.usable() {
 		return found, nil
 	}
-	s := &topicSender{
-		client: c, name: topic, writer: 1 + rand.Uint64N(1<<63-1), streams: map[uint32]*partStream{}, older: map[uint32]*partStream{},
-		groups: map[uint32]*topicGroup{}, requests: map[uint64]sentAs{}, space: make(chan struct{}), wake: make(chan struct{}, 1),
-		spread: rand.Uint64N(codec.Slots),
-	}
-	s.user = &follower{onTopic: s.onTopic, onEnd: s.end}
+	s := c.newTopicSender(topic, 1+rand.Uint64N(1<<63-1))
 	m, err := c.topicMaps.follow(ctx, topic, 0, s.user)
 	if err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	s.topic = m
-	s.mu.Unlock()
+	s.begin(m)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if other := c.writers[topic]; c.closed || (other != nil && other.usable()) {
@@ -165,4 +171,20 @@ func (c *Client) topicSender(ctx context.Context, topic string) (*topicSender, e
 	c.writers[topic] = s
 	c.tasks.Go(s.run)
 	return s, nil
+}
+
+func (c *Client) newTopicSender(topic string, writer uint64) *topicSender {
+	s := &topicSender{
+		client: c, name: topic, writer: writer, streams: map[uint32]*partStream{}, older: map[uint32]*partStream{},
+		groups: map[uint32]*topicGroup{}, requests: map[uint64]sentAs{}, space: make(chan struct{}), wake: make(chan struct{}, 1),
+		spread: rand.Uint64N(codec.Slots), touched: map[uint32]bool{},
+	}
+	s.user = &follower{onTopic: s.onTopic, onEnd: s.end}
+	return s
+}
+
+func (s *topicSender) begin(m *topicMap) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.topic = m
 }

@@ -2,6 +2,7 @@ package pixiu
 
 import (
 	"context"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -26,6 +27,7 @@ type topicTicket struct {
 	encoded  codec.Encoded
 	size     int
 	level    wire.Level
+	progress uint64 // the application's number; 0: none
 	at       time.Time
 	deadline time.Time
 	attempts int
@@ -55,7 +57,16 @@ type partStream struct {
 	sent            int
 	confirmed, safe uint64
 	doubtful, ended bool
+	touched         bool // the part has something of this writer, or of the parts before it
 	restUntil       time.Time
+}
+
+// firstNumber is that of the first message that is not confirmed.
+func (p *partStream) firstNumber() uint64 {
+	if len(p.blocks) > 0 {
+		return p.blocks[0].tickets[0].number
+	}
+	return p.queue[0].number
 }
 
 func (p *partStream) busy() bool { return len(p.queue) > 0 || len(p.blocks) > 0 }
@@ -103,6 +114,7 @@ type topicSender struct {
 	name   string
 	writer uint64
 	user   *follower
+	epoch  uint64 // of a writer with a name: when it was opened
 
 	mu         sync.Mutex
 	topic      *topicMap
@@ -121,6 +133,10 @@ type topicSender struct {
 	refreshAt  time.Time
 	lastReason string
 	failed     *Error
+	resumed    *resumed // of a writer with a name: what it had stored when it opened
+	progress   uint64   // of the last message that was offered
+	touched    map[uint32]bool
+	firstError *Error
 }
 
 func (s *topicSender) usable() bool {
@@ -159,6 +175,17 @@ func (s *topicSender) offer(ctx context.Context, t *topicTicket, inTurn bool) er
 		turn := s.spread / uint64(len(parts))
 		t.encoded.Slot = place.Low + int(turn*spreadBy%uint64(place.High-place.Low))
 		s.spreadLeft -= t.size
+	}
+	if s.resumed != nil && (t.progress > 0 || s.progress > 0) {
+		if t.progress <= s.progress {
+			return fail(ErrInvalidArgument, "progress rises with every message; %d follows %d", t.progress, s.progress)
+		}
+		s.progress = t.progress
+		if t.progress <= s.resumed.of(t.encoded.Slot) { // it is stored
+			t.resolved = true
+			close(t.done)
+			return nil
+		}
 	}
 	s.offered++
 	t.number, t.at = s.offered, time.Now()
@@ -221,9 +248,40 @@ func (s *topicSender) streamOf(slot int) *partStream {
 	stream := s.streams[part.Number]
 	if stream == nil {
 		stream = &partStream{part: part}
+		if s.resumed != nil {
+			stream.confirmed = s.resumed.stored[part.Number].position
+			stream.safe, stream.doubtful, stream.touched = stream.confirmed, true, s.isTouched(part.Number)
+		}
 		s.streams[part.Number] = stream
 	}
 	return stream
+}
+
+// isTouched: something of the writer is known to be in a part, or for each of its slots in the parts before it.
+func (s *topicSender) isTouched(number uint32) bool {
+	part, kept := s.topic.parts[number]
+	if !kept || s.touched[number] {
+		return s.touched[number]
+	}
+	if s.resumed.stored[number].position > 0 || s.resumed.covers(part.Low, part.High) {
+		return true
+	}
+	return len(part.Parents) > 0 && !slices.ContainsFunc(part.Parents, func(each uint32) bool { return !s.isTouched(each) })
+}
+
+// barrier is the number of the first message of another part that has none of a writer with a name. Later ones wait until it is
+// confirmed: so what is missing in such a part after a restart is later than all that is stored.
+func (s *topicSender) barrier(stream *partStream) uint64 {
+	first := uint64(math.MaxUint64)
+	if s.resumed == nil || s.progress == 0 {
+		return first
+	}
+	for _, each := range s.streams {
+		if each != stream && !each.touched && each.busy() {
+			first = min(first, each.firstNumber())
+		}
+	}
+	return first
 }
 
 func (s *topicSender) busyGroup(stream *partStream) *topicGroup {
@@ -314,14 +372,14 @@ func (s *topicSender) next(call *topicCall) (request *wire.TopicWriteRequest, li
 		s.requests[block.request] = sentAs{stream, block}
 		stream.sent++
 		group.underWay += len(block.data)
-		return &wire.TopicWriteRequest{Request: block.request, Block: block.data, Level: block.tickets[0].level}, false
+		return &wire.TopicWriteRequest{Request: block.request, Block: block.data, Level: block.tickets[0].level, Epoch: s.epoch}, false
 	}
 	return nil, lingers
 }
 
 // cut makes a block of the first messages of a queue.
 func (s *topicSender) cut(stream *partStream) bool {
-	size := codec.BlockHead
+	size, barrier := codec.BlockHead, s.barrier(stream)
 	var taken []*topicTicket
 	var encoded []codec.Encoded
 	for len(stream.queue) > 0 {
@@ -330,7 +388,7 @@ func (s *topicSender) cut(stream *partStream) bool {
 			stream.queue, stream.queueBytes = stream.queue[1:], stream.queueBytes-t.size
 			continue
 		}
-		if len(taken) > 0 && (size+t.size > codec.MaxBlockBytes || size >= blockBytes || t.level != taken[0].level) {
+		if t.number > barrier || len(taken) > 0 && (size+t.size > codec.MaxBlockBytes || size >= blockBytes || t.level != taken[0].level) {
 			break
 		}
 		stream.queue, stream.queueBytes = stream.queue[1:], stream.queueBytes-t.size
@@ -339,11 +397,15 @@ func (s *topicSender) cut(stream *partStream) bool {
 	if len(taken) == 0 {
 		return false
 	}
+	progress := taken[len(taken)-1].progress
+	if len(stream.queue) == 0 && s.resumed != nil {
+		progress = s.progress // the part has everything up to it
+	}
 	first := stream.confirmed + 1
 	if count := len(stream.blocks); count > 0 {
 		first = stream.blocks[count-1].last() + 1
 	}
-	data := codec.JoinBlock(encoded, s.topic.id, stream.part.Number, s.writer, first, 0)
+	data := codec.JoinBlock(encoded, s.topic.id, stream.part.Number, s.writer, first, progress)
 	stream.blocks = append(stream.blocks, &sentBlock{first: first, tickets: taken, data: data})
 	return true
 }
@@ -430,6 +492,9 @@ func (s *topicSender) answered(group *topicGroup, stream *partStream, block *sen
 		if !gone {
 			s.catchUp(stream, max(result.Position, stream.confirmed))
 		}
+		if s.failed != nil {
+			return
+		}
 		s.unsend(stream, 0)
 		stream.dissolve()
 		stream.ended = true
@@ -470,7 +535,13 @@ func (s *topicSender) refused(group *topicGroup, stream *partStream, block *sent
 		stream.blocks, stream.queue, stream.queueBytes = stream.blocks[:at], rest.queue, rest.queueBytes
 		return
 	case "STALE_WRITER":
-		s.failAll(why)
+		never := map[*topicTicket]bool{} // what was sent once is not stored
+		for _, each := range stream.blocks[slices.Index(stream.blocks, block):] {
+			for _, t := range each.tickets {
+				never[t] = t.attempts == 1
+			}
+		}
+		s.failAll(why, never)
 		return
 	case "NOT_LEADER", "DRAINING":
 		s.leave(group, why.leader, why.RetryAfter)
@@ -505,6 +576,9 @@ func (s *topicSender) advance(stream *partStream) {
 			stream.safe = stream.confirmed
 		}
 		stream.sent = max(0, stream.sent-1)
+		if stream.touched = true; s.resumed != nil {
+			s.touched[stream.part.Number] = true
+		}
 	}
 }
 
@@ -523,9 +597,15 @@ func (s *topicSender) catchUp(stream *partStream, position uint64) {
 	}
 }
 
-// renumber gives everything that is not confirmed other positions.
+// renumber gives everything that is not confirmed other positions. A writer with a name ends where the leader has more: another
+// process stored that, perhaps the same rows.
 func (s *topicSender) renumber(stream *partStream, position uint64) {
 	s.unsend(stream, 0)
+	if s.resumed != nil && position > stream.confirmed {
+		s.failAll(fail(ErrInvalidArgument, "another process writes under this writer's name; end it, open the writer again, and go on "+
+			"after its progress"), nil)
+		return
+	}
 	stream.dissolve()
 	stream.confirmed, stream.doubtful = position, true
 }
@@ -537,7 +617,7 @@ func (s *topicSender) onTopic(m *topicMap) {
 		return
 	}
 	if m.deleted || m.id != s.topic.id {
-		s.failAll(errGone(s.name))
+		s.failAll(errGone(s.name), nil)
 		return
 	}
 	if m.version >= s.topic.version {
@@ -611,6 +691,9 @@ func (s *topicSender) tidy() {
 
 func (s *topicSender) settle(t *topicTicket, err *Error) {
 	t.resolved, t.err = true, err
+	if err != nil && s.firstError == nil {
+		s.firstError = err
+	}
 	s.unresolved--
 	s.bytes -= t.size
 	close(t.done)
@@ -621,11 +704,11 @@ func (s *topicSender) settle(t *topicTicket, err *Error) {
 func (s *topicSender) end(why *Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.failAll(why)
+	s.failAll(why, nil)
 }
 
-// failAll ends the writer.
-func (s *topicSender) failAll(why *Error) {
+// failAll ends the writer. never: messages that were sent, and are not stored.
+func (s *topicSender) failAll(why *Error, never map[*topicTicket]bool) {
 	if s.failed != nil {
 		return
 	}
@@ -638,7 +721,7 @@ func (s *topicSender) failAll(why *Error) {
 			if t.resolved {
 				continue
 			}
-			if t.attempts > 0 {
+			if t.attempts > 0 && !never[t] {
 				s.settle(t, inDoubt(why, topicAdvice))
 			} else {
 				s.settle(t, why)

@@ -21,6 +21,7 @@ DECLARED = """
 declare function currentToken(): string;
 declare function reload(): void;
 declare function show(...things: unknown[]): void;
+declare const rows: readonly string[];
 declare const px: import("@pixiu/client").Client;
 """
 """What snippets use and do not make."""

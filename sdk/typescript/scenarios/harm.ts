@@ -2,7 +2,7 @@
 
 import type { Client, Inbox, Message, Subscription } from "../src/index.js";
 import { check, same, take, until, type Play, type Scenario } from "./play.js";
-import { inOrder, writeKeys } from "./stores.js";
+import { inOrder, load, wholly, writeKeys } from "./stores.js";
 
 /** Count things by text until the source ends. */
 function counting<T extends { text: () => string }>(source: AsyncIterable<T>, each: (thing: T) => void = () => undefined): Map<string, number> {
@@ -135,6 +135,16 @@ export const HARM: Record<string, Scenario> = {
     await writing;
     await play.ask("healthy");
     inOrder(await take(client.durableTopic(name).reader(), 2_000), 10, 200);
+  },
+  "reconnect/named_writer": async (play) => {
+    const { client, name } = await topicOf(play);
+    await load(client, name, 51);
+    const writing = load(client, name, 1_001);
+    await play.ask("kill", "topic", "leader");
+    await writing;
+    await load(await play.connect(), name, 2_001);
+    await play.ask("healthy");
+    await wholly(client, name, 200);
   },
   "reconnect/topic_reader": async (play) => {
     const { client, name } = await topicOf(play);

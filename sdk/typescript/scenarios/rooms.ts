@@ -1,7 +1,8 @@
 /** Scenarios of connecting, rooms, signals, chat, subscriptions and presence. */
 
 import {
-  connect, InvalidArgument, NotAuthenticated, NotConnected, Offline, RecordTooLarge, Undelivered, Unreachable, type Message, type Subscription,
+  connect, InvalidArgument, NotAuthenticated, NotConnected, Offline, OutcomeUnknown, RecordTooLarge, Undelivered, Unreachable, type Client,
+  type Message, type SubscribeOptions, type Subscription,
 } from "../src/index.js";
 import { check, closedPort, fails, Lacks, same, take, until, type Play, type Scenario } from "./play.js";
 
@@ -25,6 +26,18 @@ async function sendAndGet(play: Play, options: Parameters<Play["connect"]>[0] = 
   const subscription = await client.subscribe({ room: play.seed }).ready();
   await client.room(play.seed).send("hello");
   same(texts(await take(subscription, 1)), ["hello"], "messages");
+}
+
+/** Answer requests with their body, doubled. */
+async function answering(client: Client, to: SubscribeOptions): Promise<void> {
+  const subscription = await client.subscribe(to).ready();
+  void (async () => {
+    for await (const message of subscription) {
+      if (message.headers["reply-to"]) {
+        await client.reply(message, message.text() + message.text());
+      }
+    }
+  })();
 }
 
 export const ROOMS: Record<string, Scenario> = {
@@ -232,6 +245,42 @@ export const ROOMS: Record<string, Scenario> = {
     })();
     await subscription.close();
     same(await iterating, 0, "bytes");
+  },
+  "request/reply": async (play) => {
+    const [client, other] = [await play.connect(), await play.connect()];
+    await answering(other, { room: play.seed });
+    const replies = await Promise.all(numbers(50).map((text) => client.room(play.seed).request(text, { headers: { n: text } })));
+    same(texts(replies), numbers(50).map((text) => text + text), "replies");
+  },
+  "request/user": async (play) => {
+    const [client, phone] = [await play.connect(), await play.user(1)];
+    await answering(phone, { chat: true });
+    same((await client.user(phone.uin).request("ab")).text(), "abab", "reply");
+  },
+  "request/unanswered": async (play) => {
+    const client = await play.connect();
+    const subscription = await client.subscribe({ room: play.seed }).ready();
+    await fails(OutcomeUnknown, () => client.room(play.seed).request("anybody", { timeoutMs: 1_000 }));
+    const [asked] = await take(subscription, 1);
+    check(asked !== undefined, "the request did not come");
+    await client.reply(asked, "late");
+    await answering(client, { room: play.seed + 1 });
+    same((await client.room(play.seed + 1).request("x")).text(), "xx", "the next reply");
+  },
+  "request/no_request": async (play) => {
+    const client = await play.connect();
+    const subscription = await client.subscribe({ room: play.seed }).ready();
+    await client.room(play.seed).send("plain", { headers: { "request-id": "1" } });
+    const [message] = await take(subscription, 1);
+    check(message !== undefined, "the message did not come");
+    await fails(InvalidArgument, () => client.reply(message, "x"));
+  },
+  "interop/requests": async (play) => {
+    const client = await play.connect();
+    await play.ask("answer", String(play.seed), "python");
+    same((await client.room(play.seed).request("typescript")).text(), "python", "reply of Python");
+    await answering(client, { room: play.seed + 1 });
+    same(await play.ask("request", String(play.seed + 1), "ab"), "abab", "reply to Python");
   },
   "presence/online": async (play) => {
     const client = await play.user(1);

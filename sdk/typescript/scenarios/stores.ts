@@ -1,6 +1,9 @@
 /** Scenarios of mail and durable topics. */
 
-import { TopicExists, UnknownTopic, type ChannelMember, type ChannelMessage, type Client, type Mail, type TopicMessage } from "../src/index.js";
+import {
+  InvalidArgument, StaleWriter, TopicExists, UnknownTopic, type ChannelMember, type ChannelMessage, type Client, type Mail, type TopicMessage,
+  type TopicWriter,
+} from "../src/index.js";
 import { check, fails, limit, same, take, until, type Play, type Scenario } from "./play.js";
 
 const numbers = (count: number): string[] => Array.from({ length: count }, (_, number) => String(number));
@@ -56,6 +59,23 @@ export async function writeKeys(client: Client, name: string, keys: number, from
     }
   }
   await writer.finished();
+}
+
+/** Write rows from `first` to before `end` under ten keys by a writer with a name. Returns its progress when it opened. */
+export async function load(client: Client, name: string, end: number, first = 1): Promise<number> {
+  await using writer = await client.durableTopic(name).writer({ name: "loader" });
+  for (let row = first; row < end; row += 1) {
+    await writer.send(String(Math.floor((row - 1) / 10)), { key: `key-${row % 10}`, progress: row });
+  }
+  return Number(writer.progress);
+}
+
+/** Check that a topic has numbered messages of ten keys, each once, and nothing else. */
+export async function wholly(client: Client, name: string, each: number): Promise<void> {
+  const reader = client.durableTopic(name).reader();
+  inOrder(await take(reader, 10 * each), 10, each);
+  await client.durableTopic(name).send("end");
+  same((await take(reader, 1))[0]?.text(), "end", "the next message");
 }
 
 export const STORES: Record<string, Scenario> = {
@@ -288,6 +308,53 @@ export const STORES: Record<string, Scenario> = {
     await writing;
     await writeKeys(client, name, 10, 40, 50);
     inOrder(await take(client.durableTopic(name).reader(), 500), 10, 50);
+  },
+  "topics/writer_resumes": async (play) => {
+    const { client, name } = await topicOf(play, [], 4);
+    same(await load(client, name, 301), 0, "progress of a new writer");
+    const again = await play.connect();
+    const progress = await load(again, name, 401); // all rows again, of which those that are stored are passed over
+    check(progress > 0 && progress <= 300, `progress ${progress} of 300`);
+    await load(again, name, 501, progress + 1);
+    await wholly(client, name, 50);
+  },
+  "topics/writer_stale": async (play) => {
+    const { client, name } = await topicOf(play, []);
+    const write = async (writer: TopicWriter, row: number): Promise<void> => {
+      await (await writer.send(String(row), { key: "k", progress: row })).confirmed();
+    };
+    const first = await client.durableTopic(name).writer({ name: "loader" });
+    await write(first, 1);
+    const second = await (await play.connect()).durableTopic(name).writer({ name: "loader" });
+    await write(second, 2);
+    await fails(StaleWriter, () => write(first, 3));
+    await fails(StaleWriter, () => write(first, 4));
+    await write(second, 5);
+    await second.close();
+    await fails(StaleWriter, () => first.close());
+    same((await take(client.durableTopic(name).reader(), 3)).map((message) => message.text()), ["1", "2", "5"], "messages");
+  },
+  "topics/writer_taken_over": async (play) => {
+    const { client, name } = await topicOf(play, [], 4);
+    const first = await client.durableTopic(name).writer({ name: "loader" });
+    const rows = Array.from({ length: 2_000 }, (_, number) => number + 1);
+    const receipts = rows.map((row) => first.sendSoon(String(Math.floor((row - 1) / 10)), { key: `key-${row % 10}`, progress: row }));
+    await receipts[200]?.confirmed();
+    await load(await play.connect(), name, 3_001);
+    await Promise.allSettled(receipts.map((receipt) => receipt.confirmed()));
+    await wholly(client, name, 300);
+  },
+  "topics/writer_progress": async (play) => {
+    const { client, name } = await topicOf(play, []);
+    const topic = client.durableTopic(name);
+    const writer = await topic.writer({ name: "loader" });
+    await writer.send("2", { progress: 2 });
+    for (const progress of [1, 2, 0]) {
+      await fails(InvalidArgument, () => writer.send("x", { progress }));
+    }
+    await writer.close();
+    await fails(InvalidArgument, async () => (await topic.writer()).send("x", { progress: 3 }));
+    await fails(InvalidArgument, () => topic.send("x", { progress: 3 }));
   },
   "interop/topics": async (play) => {
     const { client, name } = await topicOf(play, []);

@@ -18,6 +18,7 @@ import type { ConnectionContext, ConnectionEvent, GatewayConnection } from "./re
 import type { Greeting } from "./receive/gatewayStream.js";
 import { Inbox, type InboxOptions } from "./receive/inbox.js";
 import { Subscription, type SubscribeOptions } from "./receive/subscription.js";
+import { Replies, replyHeaders, whereToReply } from "./requests.js";
 import { MailReceipt, Receipt, SignalReceipt, Ticket } from "./send/receipt.js";
 import { mailPolicy, MailWriterNumber, roomPolicy, Sender, type SendCounters } from "./send/sender.js";
 import { MailShell, PublisherShell, type Surroundings } from "./send/shell.js";
@@ -29,7 +30,7 @@ import { TopicDirectory } from "./topics/topicDirectory.js";
 import { TopicCore } from "./topics/writer.js";
 import { encodeHeaders, type Headers } from "./wire/headers.js";
 import { WorkerLease } from "./worker.js";
-import { checkDraft, encode, Flag, Kind, sizeOf, typeOf, withTopic, type Draft } from "./wire/record.js";
+import { checkDraft, encode, Flag, Kind, sizeOf, typeOf, withTopic, type Draft, type Message } from "./wire/record.js";
 
 const CLOSE_GRACE_MS = 1_000;
 /** How long a message that was dropped on the way is sent again. */
@@ -133,6 +134,7 @@ export class Client implements AsyncDisposable {
   #publisher: PublisherShell | undefined;
   #mails: MailShell | undefined;
   #signals: Signals | undefined;
+  #replies: Replies | undefined;
 
   /** Use `connect`. Throws `InvalidArgument`, `ConfigurationError`. */
   constructor(target: string, given: ConnectOptions) {
@@ -283,6 +285,17 @@ export class Client implements AsyncDisposable {
     }
   }
 
+  /**
+   * Answer a request that a subscription of the client received, and wait until the answer is accepted; options and errors as for
+   * `Destination.send`. Rejects with `InvalidArgument` if the message asks for no reply.
+   */
+  reply(message: Message, body: Body, options: SendOptions & CallOptions = {}): Promise<Receipt> {
+    return failing(() => {
+      const { room, id } = whereToReply(message);
+      return this.room(room).send(body, { loadTest: message.loadTest, ...options, headers: replyHeaders(id, options) });
+    });
+  }
+
   // --- the end
 
   /** True if the client was closed. */
@@ -366,6 +379,27 @@ export class Client implements AsyncDisposable {
         this.#checkOpen();
       }
     }
+  }
+
+  /** Send a request by `send`, and wait for its reply. */
+  async request(
+    options: SendOptions & CallOptions,
+    send: (options: SendOptions & CallOptions) => Promise<Receipt>,
+  ): Promise<Message> {
+    this.#checkOpen();
+    const timeoutMs = options.timeoutMs ?? this.options.publishTimeoutMs;
+    const deadline = now() + timeoutMs;
+    if (!this.#replies || this.#replies.over) {
+      this.#replies = new Replies((room) => this.subscribe({ room, loadTest: "pass" }));
+    }
+    const replies = this.#replies;
+    await replies.ready({ timeoutMs, signal: options.signal });
+    const tooLate = late(`the request was accepted, but nobody replied within ${timeoutMs / 1000} s`);
+    return replies.expect(
+      options,
+      (headers) => send({ ...options, headers, timeoutMs: Math.max(1, deadline - now()) }),
+      (reply) => within(reply, Math.max(0, deadline - now()), tooLate, options.signal),
+    );
   }
 
   /** Queue a draft, waiting for space and for a number for its ID. */
@@ -572,6 +606,14 @@ export class Destination {
     return this.client.submitSoon(this.draft(body, options));
   }
 
+  /**
+   * Send a message, and wait for the first reply that a subscriber sends by `client.reply`. Both are ordinary messages: real time, and either
+   * may be lost. Rejects with `OutcomeUnknown` when no reply came within `timeoutMs`, and as `send`.
+   */
+  request(body: Body, options: SendOptions & CallOptions = {}): Promise<Message> {
+    return this.client.request(options, (more) => this.send(body, more));
+  }
+
   /** A writer, which sends many messages without waiting for each. */
   writer(): Writer {
     return new Writer((body, options, signal) => this.client.submit(this.draft(body, options), signal));
@@ -609,6 +651,11 @@ export class User {
   /** Send to the user's devices that are online and take messages. Rejects with `Offline` when there is none. */
   chat(body: Body, options: SendOptions & CallOptions = {}): Promise<Receipt> {
     return this.#chat.send(body, options);
+  }
+
+  /** Send a request to the user's devices; see `Destination.request`. */
+  request(body: Body, options: SendOptions & CallOptions = {}): Promise<Message> {
+    return this.#chat.request(body, options);
   }
 
   /** Queue a message to the user's devices now; see `Destination.sendSoon`. */

@@ -28,6 +28,8 @@ export const uinOf = (id: Id): bigint => within(id, 1n, MAX_ID, "a UIN", "1 to 2
 export const uinOrService = (id: Id): bigint => within(id, 0n, MAX_ID, "a UIN", "0 to 2^63-1");
 /** Check a DeviceID; 0: derived from the client's name. Throws `InvalidArgument`. */
 export const deviceOf = (id: Id): bigint => within(id, 0n, MAX_DEVICE, "a DeviceID", "1 to 2^47-1");
+/** Check the progress of a message; 0: none. Throws `InvalidArgument`. */
+export const progressOf = (number: Id): bigint => within(number, 0n, (1n << 64n) - 1n, "progress", "1 to 2^64-1, or 0 for none");
 
 /** A SnowflakeID: 41 bits of ms since 2020-01-01, 12 bits worker, 10 bits sequence. */
 export function snowflake(timeMs: number, worker: number, sequence: number): bigint {

@@ -31,7 +31,8 @@ class Favours:
         self._hit: set[int] = set()
         self._actions: dict[str, Callable[..., Awaitable[str]]] = {
             "kill": self._kill, "drain": self._drain, "healthy": self._healthy, "publish": self._publish, "listen": self._listen,
-            "heard": self._heard, "mail": self._mail, "inbox": self._inbox, "write": self._write, "read": self._read,
+            "heard": self._heard, "answer": self._answer, "request": self._request, "mail": self._mail, "inbox": self._inbox,
+            "write": self._write, "read": self._read,
         }  # fmt: skip
 
     async def __aenter__(self) -> Favours:
@@ -95,6 +96,15 @@ class Favours:
     async def _heard(self, count: str) -> str:
         return await _texts(self._subscriptions[0], int(count))
 
+    async def _answer(self, room: str, text: str) -> str:
+        subscription = await self._stack.enter_async_context((await self._client()).subscribe(room=int(room)))
+        answering = asyncio.create_task(subscription.run(lambda message: _reply(message, text)))
+        self._stack.callback(answering.cancel)
+        return ""
+
+    async def _request(self, room: str, text: str) -> str:
+        return (await (await self._client()).room(int(room)).request(text.encode())).payload.decode()
+
     async def _mail(self, uin: str, text: str) -> str:
         await (await self._client()).user(int(uin)).mail(text.encode())
         return ""
@@ -121,6 +131,10 @@ class Favours:
                 if len(found) == int(count):
                     break
             return " ".join(found)
+
+
+async def _reply(message: pixiu.Message, text: str) -> None:
+    await message.reply(text.encode())
 
 
 async def _texts(messages: AsyncIterator[pixiu.Message], count: int) -> str:

@@ -111,7 +111,150 @@ func afterKill(p *play, topic *pixiu.Topic) error {
 	return errors.Join(p.do("kill", "topic", "leader"), <-done)
 }
 
+// loaded writes rows from `first` to before `end` under ten keys by a writer with a name. It returns its progress when it opened.
+func loaded(p *play, topic *pixiu.Topic, first, end int) (progress uint64, err error) {
+	writer, err := topic.Writer(p.ctx, "loader")
+	if err != nil {
+		return 0, err
+	}
+	for row := first; row < end; row++ {
+		_, err := writer.SendSoon(p.ctx, fmt.Appendf(nil, "m%d", row), pixiu.Key(fmt.Sprintf("k%d", row%10)), pixiu.Progress(uint64(row)))
+		if err != nil {
+			return 0, err
+		}
+	}
+	return writer.Progress(), writer.Close()
+}
+
+// again is the topic for another client.
+func again(p *play, topic *pixiu.Topic) (*pixiu.Topic, error) {
+	px, err := p.client(pixiu.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return px.Topic(topic.Name), nil
+}
+
+// row writes one message by a writer with a name.
+func row(p *play, writer *pixiu.TopicWriter, number uint64) error {
+	_, err := writer.Send(p.ctx, fmt.Appendf(nil, "m%d", number), pixiu.Key("k"), pixiu.Progress(number))
+	return err
+}
+
+// wholly reads everything: so many messages, each once, in order for each key, and nothing more.
+func wholly(p *play, topic *pixiu.Topic, count int) error {
+	reader, err := inOrder(p, topic, pixiu.Earliest(), count)
+	if err != nil {
+		return err
+	}
+	if _, err := topic.Send(p.ctx, []byte("end")); err != nil {
+		return err
+	}
+	message, err := reader.Next(p.ctx)
+	return errors.Join(err, expect(err == nil && string(message.Body) == "end", "%+v is too much", message))
+}
+
 func init() {
+	scenarios["topics/writer_resumes"] = func(p *play) error {
+		_, topic, err := made(p, 4, pixiu.TopicSettings{})
+		if err != nil {
+			return err
+		}
+		if progress, err := loaded(p, topic, 1, 301); err != nil || progress != 0 {
+			return errors.Join(err, fmt.Errorf("progress %d of a new writer", progress))
+		}
+		other, err := again(p, topic)
+		if err != nil {
+			return err
+		}
+		progress, err := loaded(p, other, 1, 401) // all rows again, of which those that are stored are passed over
+		if err != nil || progress == 0 || progress > 300 {
+			return errors.Join(err, fmt.Errorf("progress %d of 300", progress))
+		}
+		if _, err := loaded(p, other, int(progress)+1, 501); err != nil {
+			return err
+		}
+		return wholly(p, topic, 500)
+	}
+	scenarios["topics/writer_stale"] = func(p *play) error {
+		_, topic, err := made(p, 2, pixiu.TopicSettings{})
+		if err != nil {
+			return err
+		}
+		first, err := topic.Writer(p.ctx, "loader")
+		if err := errors.Join(err, row(p, first, 1)); err != nil {
+			return err
+		}
+		other, err := again(p, topic)
+		if err != nil {
+			return err
+		}
+		second, err := other.Writer(p.ctx, "loader")
+		if err := errors.Join(err, row(p, second, 2), kindOf(row(p, first, 3), pixiu.ErrStaleWriter), kindOf(row(p, first, 4), pixiu.ErrStaleWriter),
+			row(p, second, 5), kindOf(first.Close(), pixiu.ErrStaleWriter), second.Close()); err != nil {
+			return err
+		}
+		return wholly(p, topic, 3)
+	}
+	scenarios["topics/writer_taken_over"] = func(p *play) error {
+		_, topic, err := made(p, 4, pixiu.TopicSettings{})
+		if err != nil {
+			return err
+		}
+		first, err := topic.Writer(p.ctx, "loader")
+		if err != nil {
+			return err
+		}
+		var receipts []*pixiu.TopicReceipt
+		for row := 1; row <= 2_000; row++ {
+			receipt, err := first.SendSoon(p.ctx, fmt.Appendf(nil, "m%d", row), pixiu.Key(fmt.Sprintf("k%d", row%10)), pixiu.Progress(uint64(row)))
+			if err != nil {
+				return err
+			}
+			receipts = append(receipts, receipt)
+		}
+		if err := receipts[200].Wait(p.ctx); err != nil {
+			return err
+		}
+		other, err := again(p, topic)
+		if err != nil {
+			return err
+		}
+		if _, err := loaded(p, other, 1, 3_001); err != nil {
+			return err
+		}
+		return wholly(p, topic, 3_000)
+	}
+	scenarios["topics/writer_progress"] = func(p *play) error {
+		_, topic, err := made(p, 2, pixiu.TopicSettings{})
+		if err != nil {
+			return err
+		}
+		writer, err := topic.Writer(p.ctx, "loader")
+		if err := errors.Join(err, row(p, writer, 2)); err != nil {
+			return err
+		}
+		_, err = topic.Send(p.ctx, nil, pixiu.Progress(3))
+		return errors.Join(kindOf(row(p, writer, 1), pixiu.ErrInvalidArgument), kindOf(row(p, writer, 2), pixiu.ErrInvalidArgument),
+			kindOf(row(p, writer, 0), pixiu.ErrInvalidArgument), kindOf(err, pixiu.ErrInvalidArgument), writer.Close())
+	}
+	scenarios["reconnect/named_writer"] = func(p *play) error {
+		_, topic, err := made(p, 4, pixiu.TopicSettings{})
+		if err != nil {
+			return err
+		}
+		if _, err := loaded(p, topic, 1, 51); err != nil {
+			return err
+		}
+		done := make(chan error, 1)
+		go func() { _, err := loaded(p, topic, 1, 1_001); done <- err }()
+		other, err := again(p, topic)
+		if err := errors.Join(err, p.do("kill", "topic", "leader"), <-done); err != nil {
+			return err
+		}
+		_, err = loaded(p, other, 1, 2_001)
+		return errors.Join(err, p.do("healthy"), wholly(p, topic, 2_000))
+	}
 	scenarios["topics/create_describe_delete"] = func(p *play) error {
 		px, topic, err := made(p, 4, pixiu.TopicSettings{Retention: time.Hour})
 		if err != nil {

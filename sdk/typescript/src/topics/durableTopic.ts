@@ -4,13 +4,14 @@ import { Level } from "../gen/pixiu/wire/v1/level_pb.js";
 import { TopicLog } from "../gen/pixiu/wire/v1/topic_pb.js";
 import { InvalidArgument, Overloaded, RecordTooLarge, Unavailable, UnknownTopic, WrongPartition } from "../errors.js";
 import { slotOf } from "../hash.js";
+import { progressOf, type Id } from "../ids.js";
 import { late, within, type CallOptions } from "../rpc/waiting.js";
-import { encodeMessage, HEAD_BYTES, INDEX_BYTES, MAX_BLOCK_BYTES, SLOTS, spans, TopicMessage, type Encoded } from "../wire/block.js";
+import { encodeMessage, HEAD_BYTES, INDEX_BYTES, MAX_BLOCK_BYTES, SLOTS, spans, TopicMessage } from "../wire/block.js";
 import type { TopicAdmin, TopicInfo } from "./admin.js";
 import { checkName, type TopicMap } from "./map.js";
 import { ChannelMember, type ChannelOptions } from "./member.js";
 import { TopicReader, type ReaderOptions } from "./reader.js";
-import { TopicCore, TopicReceipt, type TopicSurroundings } from "./writer.js";
+import { TopicCore, TopicReceipt, type Offered, type TopicSurroundings } from "./writer.js";
 
 /** Text is sent as UTF-8. */
 export type Body = Uint8Array | string;
@@ -41,6 +42,8 @@ export interface TopicSendOptions {
   readonly loadTest?: boolean;
   /** Default: `"replicated"`. */
   readonly level?: TopicLevel;
+  /** The application's own number, which rises with every message, for writers with a name. */
+  readonly progress?: Id;
 }
 
 /** Bytes of a body; text as UTF-8. Throws `InvalidArgument`. */
@@ -54,11 +57,7 @@ export function bytesOf(body: Body): Uint8Array {
   throw new InvalidArgument("a body is a Uint8Array or a string");
 }
 
-interface Draft {
-  readonly encoded: Encoded;
-  readonly key: Uint8Array | undefined;
-  readonly slot: number | undefined;
-  readonly level: Level;
+interface Draft extends Offered {
   readonly size: number;
 }
 
@@ -83,7 +82,13 @@ function draftOf(body: Body, given: TopicSendOptions): Draft {
   if (HEAD_BYTES + size > MAX_BLOCK_BYTES) {
     throw new RecordTooLarge(`a message of ${size} bytes, headers and key included, is above the limit of ${MAX_BLOCK_BYTES - HEAD_BYTES}`);
   }
-  return { encoded, key, slot, level: LEVELS[level], size };
+  return { encoded, key, slot, level: LEVELS[level], progress: progressOf(given.progress ?? 0n), size };
+}
+
+function checkNamed(draft: Draft, name: string): void {
+  if (draft.progress > 0n && !name) {
+    throw new InvalidArgument("progress is kept for writers with a name: topic.writer({ name: … })");
+  }
 }
 
 /** What a topic needs of its client. */
@@ -109,17 +114,23 @@ export class DurableTopic {
    */
   async send(body: Body, options: TopicSendOptions & CallOptions = {}): Promise<TopicReceipt> {
     const draft = draftOf(body, options);
+    checkNamed(draft, "");
     const core = await this.around.writer(this.name);
     await core.space(draft.size, options.signal);
     const receipt = new TopicReceipt();
-    core.offer(receipt, draft.encoded, draft.key, draft.slot, draft.level);
+    core.offer(receipt, draft);
     await within(receipt.confirmed(), options.timeoutMs, late("the message was not confirmed in time: it may be stored"), options.signal);
     return receipt;
   }
 
-  /** Open a writer, which sends many messages without waiting for each. */
-  async writer(): Promise<TopicWriter> {
-    return new TopicWriter(await this.around.writer(this.name));
+  /**
+   * Open a writer, which sends many messages without waiting for each. One with a `name` stores nothing twice over restarts of its program:
+   * go on after its `progress`. One process at a time may use a name: the one that opens it last goes on, an earlier one ends with
+   * `StaleWriter`.
+   */
+  async writer(options: { readonly name?: string } = {}): Promise<TopicWriter> {
+    const name = options.name === undefined ? "" : checkName(options.name, "topic's writer");
+    return new TopicWriter(await (name ? TopicCore.open(this.around, this.name, name) : this.around.writer(this.name)), name);
   }
 
   /** A reader of everything, without a channel. The cluster keeps nothing of it. */
@@ -192,11 +203,23 @@ export class TopicWriter implements AsyncDisposable {
   #failure: TopicReceipt | undefined;
 
   /** Made by `DurableTopic.writer`. */
-  constructor(private readonly core: TopicCore) {}
+  constructor(
+    private readonly core: TopicCore,
+    readonly name: string,
+  ) {}
+
+  /**
+   * The number up to which everything was stored when a writer with a name opened; 0n: begin with the first message. Later ones may be
+   * stored in part: the writer knows which, and passes over them.
+   */
+  get progress(): bigint {
+    return this.core.resumedAt;
+  }
 
   /** Queue a message, waiting while the queue is full. Resolves to its receipt. */
   async send(body: Body, options: TopicSendOptions & Pick<CallOptions, "signal"> = {}): Promise<TopicReceipt> {
     const draft = draftOf(body, options);
+    checkNamed(draft, this.name);
     await this.core.space(draft.size, options.signal);
     return this.#offer(draft);
   }
@@ -204,6 +227,7 @@ export class TopicWriter implements AsyncDisposable {
   /** Queue a message now. Throws `Overloaded` when too much is unconfirmed. */
   sendSoon(body: Body, options: TopicSendOptions = {}): TopicReceipt {
     const draft = draftOf(body, options);
+    checkNamed(draft, this.name);
     if (!this.core.hasSpace(draft.size)) {
       throw new Overloaded("too many messages are not confirmed: await send, which waits for space");
     }
@@ -212,7 +236,7 @@ export class TopicWriter implements AsyncDisposable {
 
   #offer(draft: Draft): TopicReceipt {
     const receipt = new TopicReceipt();
-    this.core.offer(receipt, draft.encoded, draft.key, draft.slot, draft.level);
+    this.core.offer(receipt, draft);
     this.#receipts.add(receipt);
     void receipt
       .confirmed()
@@ -231,7 +255,18 @@ export class TopicWriter implements AsyncDisposable {
     }
   }
 
+  /** Wait until everything is confirmed, as `finished`, and end a writer with a name. */
+  async close(): Promise<void> {
+    try {
+      await this.finished();
+    } finally {
+      if (this.name) {
+        await this.core.close();
+      }
+    }
+  }
+
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.finished();
+    await this.close();
   }
 }

@@ -4,7 +4,7 @@ import type { DescMessage, DescMethodUnary, MessageInitShape, MessageShape } fro
 import { status as Status } from "@grpc/grpc-js";
 import { Topics, type TopicChangeSchema, type TopicRefusal } from "../gen/pixiu/wire/v1/topic_pb.js";
 import {
-  Draining, NotAllowed, NotAuthenticated, NotConnected, NotLeader, NotServed, OutcomeUnknown, Overloaded, PixiuError, TooFewInSync,
+  Draining, NotAllowed, NotAuthenticated, NotConnected, NotLeader, NotServed, OutcomeUnknown, Overloaded, PixiuError, StaleWriter, TooFewInSync,
   Unavailable, UnknownTopic,
 } from "../errors.js";
 import type { ClientOptions } from "../options.js";
@@ -261,6 +261,10 @@ function leaderError(failure: CallError, topic: string): PixiuError {
     const error = new NotLeader(reason);
     error.leader = String(metadata?.get(LEADER)[0] ?? "");
     return error;
+  }
+  const stale = /^ABORTED: STALE_WRITER: (.*)$/s.exec(reason)?.[1];
+  if (stale !== undefined) {
+    return new StaleWriter(stale);
   }
   return status === Status.RESOURCE_EXHAUSTED ? new Overloaded(reason, 200) : errorOfCall(failure, topic).error;
 }

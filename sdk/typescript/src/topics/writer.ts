@@ -17,13 +17,14 @@ import { Level } from "../gen/pixiu/wire/v1/level_pb.js";
 import {
   TopicLog, WriteVerdict, type TopicWriteReply, type TopicWriteReplySchema, type TopicWriteRequestSchema, type TopicWriteResult,
 } from "../gen/pixiu/wire/v1/topic_pb.js";
-import { NotConnected, NotSent, OutcomeUnknown, type PixiuError } from "../errors.js";
-import { slotOf } from "../hash.js";
+import { InvalidArgument, NotConnected, NotSent, OutcomeUnknown, StaleWriter, Unavailable, type PixiuError } from "../errors.js";
+import { slotOf, xxh3 } from "../hash.js";
 import type { BidiStream, End } from "../rpc/channels.js";
 import { Alarm, Changes, now, within } from "../rpc/waiting.js";
 import { closedFailure, failureOf, inDoubt, Receipt, type Failure } from "../send/receipt.js";
 import { encodeBlock, HEAD_BYTES, INDEX_BYTES, MAX_BLOCK_BYTES, type Encoded } from "../wire/block.js";
 import { LeaderLink } from "./leaderLink.js";
+import { Resumed, type Stored } from "./resumed.js";
 import { isHopeless, refused, type Part, type TopicMap } from "./map.js";
 import type { Follower, TopicDirectory } from "./topicDirectory.js";
 
@@ -37,6 +38,9 @@ const STALL_MS = 15_000;
 /** Wait before a refused block is sent again, and between questions for a sealed part's children. */
 const REFRESH_MS = 200;
 const DEFAULT_WINDOW = 1 << 20;
+/** Parts whose positions are asked for at once. */
+const POSITIONS = 5_000;
+const ANOTHER = "another process writes under this writer's name; end it, open the writer again, and go on after its `progress`";
 const RESEND = "sending it again may store it twice";
 /** Refusals that concern this block alone, and stay. */
 const FINAL: ReadonlySet<string> = new Set(["INVALID_ARGUMENT", "RECORD_TOO_LARGE", "CHECKSUM_WRONG", "MALFORMED", "NOT_ALLOWED", "NOT_SERVED"]);
@@ -61,6 +65,8 @@ class TopicTicket {
     readonly encoded: Encoded,
     readonly slot: number,
     readonly level: Level,
+    /** The application's number; 0n: none. */
+    readonly progress: bigint,
   ) {
     this.size = INDEX_BYTES + encoded.data.length;
   }
@@ -99,6 +105,8 @@ class PartStream {
   queueBytes = 0;
   /** True once the part is known to be sealed for this writer: what is left goes to its children. */
   ended = false;
+  /** True if the part has something of this writer, or of the parts before it. */
+  touched = false;
   restUntil = 0;
 
   constructor(readonly part: Part) {}
@@ -110,6 +118,11 @@ class PartStream {
   /** True if a block whose positions the part has is in it, unless others had used the positions. */
   mayHave(block: SentBlock): boolean {
     return !this.doubtful || block.tickets.every((ticket) => ticket.attempts > 1);
+  }
+
+  /** Number of the first message that is not confirmed; Infinity: all are. */
+  get firstNumber(): number {
+    return (this.blocks[0]?.tickets[0] ?? this.queue[0])?.number ?? Infinity;
   }
 
   *tickets(): Generator<TopicTicket> {
@@ -169,6 +182,21 @@ export interface TopicCounters {
   streamsDied: number;
 }
 
+/** A message as it is offered. */
+export interface Offered {
+  readonly encoded: Encoded;
+  readonly key: Uint8Array | undefined;
+  readonly slot: number | undefined;
+  readonly level: Level;
+  readonly progress: bigint;
+}
+
+function littleEndian(number: bigint): Buffer {
+  const bytes = Buffer.alloc(8);
+  bytes.writeBigUInt64LE(number);
+  return bytes;
+}
+
 /** What a writer needs of its client. */
 export interface TopicSurroundings {
   readonly client: string;
@@ -183,7 +211,13 @@ export class TopicCore {
   readonly counters: TopicCounters = {
     offered: 0, confirmed: 0, failed: 0, blocks: 0, resent: 0, followed: 0, streamsOpened: 0, streamsDied: 0,
   };
-  readonly #writer = (randomBytes(8).readBigUInt64LE() >> 1n) | 1n;
+  readonly #writer: bigint;
+  /** Of a writer with a name: when it was opened, and what it had stored then. */
+  #epoch = 0n;
+  #resumed: Resumed | undefined;
+  /** Of the last message that was offered. */
+  #progress = 0n;
+  readonly #touched = new Set<number>();
   readonly #groups = new Map<number, GroupStream>();
   readonly #streams = new Map<number, PartStream>();
   /** Busy streams of sealed parts, which those of their children wait for. */
@@ -207,19 +241,70 @@ export class TopicCore {
   private constructor(
     private readonly around: TopicSurroundings,
     private readonly name: string,
+    writer: string,
   ) {
+    this.#writer = writer ? xxh3(Buffer.from(writer)) : (randomBytes(8).readBigUInt64LE() >> 1n) | 1n;
     this.#follower = {
       onTopic: (topic) => { this.#setTopic(topic); },
       onEnd: (error) => { this.#fail(failureOf(error.code, error.message)); },
     };
   }
 
-  /** Find the topic. Rejects with `UnknownTopic`, `NotAllowed`, `Unavailable`. */
-  static async open(around: TopicSurroundings, name: string): Promise<TopicCore> {
-    const core = new TopicCore(around, name);
+  /**
+   * Find the topic; a writer with a name learns what it has stored. Rejects with `UnknownTopic`, `NotAllowed`, `Unavailable`, and
+   * `StaleWriter` when somebody else opens the name at the same time.
+   */
+  static async open(around: TopicSurroundings, name: string, writer = ""): Promise<TopicCore> {
+    const core = new TopicCore(around, name, writer);
     core.#topic = await around.directory.follow(name, core.#follower);
+    try {
+      if (writer) {
+        await core.#resume(core.#topic);
+      }
+      core.#setTopic(await around.directory.topic(name)); // it may have changed meanwhile
+    } catch (error) {
+      around.directory.leave(name, core.#follower);
+      throw error;
+    }
     around.users.add(core);
     return core;
+  }
+
+  /** Learn what the writer has stored, and shut out those who have opened it before. */
+  async #resume(topic: TopicMap): Promise<void> {
+    const ask = (group: number, parts: number[], epoch: bigint) =>
+      this.around.directory.askLeader(this.name, group, TopicLog.method.positions, { topic: topic.id, writer: this.#writer, parts, epoch });
+    const groups = new Map<number, number[]>();
+    for (const { number, group } of topic.parts.values()) {
+      groups.set(group, [...(groups.get(group) ?? []), number]);
+    }
+    let epoch = BigInt(Date.now()) * 1000n;
+    for (const group of groups.keys()) {
+      const known = (await ask(group, [], 0n)).epoch;
+      epoch = known >= epoch ? known + 1n : epoch;
+    }
+    const stored = new Map<number, Stored>();
+    for (const [group, parts] of groups) {
+      for (let start = 0; start < parts.length; start += POSITIONS) {
+        const asked = parts.slice(start, start + POSITIONS);
+        const { positions } = await ask(group, asked, epoch);
+        if (positions.length !== asked.length) {
+          throw new Unavailable(`topic group ${group} answered for ${positions.length} of ${asked.length} parts`);
+        }
+        positions.forEach(({ here, position, progress, inherited }, at) => {
+          if (here) {
+            stored.set(asked[at] ?? 0, { position, progress, inherited: new Map(inherited.map((each) => [each.part, each.progress])) });
+          }
+        });
+      }
+    }
+    this.#epoch = epoch;
+    this.#resumed = new Resumed(topic.open, topic.parts, stored);
+  }
+
+  /** The progress of a writer with a name when it opened; 0n: none. */
+  get resumedAt(): bigint {
+    return this.#resumed?.progress ?? 0n;
   }
 
   get #options() {
@@ -257,7 +342,7 @@ export class TopicCore {
   }
 
   /** Take a message. Throws the error that ended the writer. */
-  offer(receipt: TopicReceipt, encoded: Encoded, key: Uint8Array | undefined, slot: number | undefined, level: Level): void {
+  offer(receipt: TopicReceipt, { encoded, key, slot, level, progress }: Offered): void {
     if (this.#closed) {
       throw new NotConnected("the client is closed: connect again");
     }
@@ -265,7 +350,18 @@ export class TopicCore {
       receipt.settle(this.#failed);
       throw receipt.error as PixiuError;
     }
-    const ticket = new TopicTicket(receipt, encoded, slot ?? (key ? slotOf(key) : this.#spreadSlot()), level);
+    const place = slot ?? (key ? slotOf(key) : progress > 0n ? slotOf(littleEndian(progress)) : this.#spreadSlot());
+    if (this.#resumed && (progress > 0n || this.#progress > 0n)) {
+      if (progress <= this.#progress) {
+        throw new InvalidArgument(`progress rises with every message; ${progress} follows ${this.#progress}`);
+      }
+      this.#progress = progress;
+      if (progress <= this.#resumed.of(place)) {
+        receipt.settle(undefined); // it is stored
+        return;
+      }
+    }
+    const ticket = new TopicTicket(receipt, encoded, place, level, progress);
     const at = now();
     this.counters.offered += 1;
     ticket.number = this.counters.offered;
@@ -319,9 +415,34 @@ export class TopicCore {
     let stream = this.#streams.get(part.number);
     if (!stream) {
       stream = new PartStream(part);
+      if (this.#resumed) {
+        stream.confirmed = stream.safe = this.#resumed.in(part.number).position;
+        stream.doubtful = true;
+        stream.touched = this.#isTouched(part.number);
+      }
       this.#streams.set(part.number, stream);
     }
     return stream;
+  }
+
+  /** True if something of the writer is known to be in a part, or for each of its slots in the parts before it. */
+  #isTouched(number: number): boolean {
+    const part = this.#topic.parts.get(number);
+    if (!part || !this.#resumed || this.#touched.has(number)) {
+      return this.#touched.has(number);
+    }
+    const known = this.#resumed.in(number).position > 0n || this.#resumed.covers(part.low, part.high);
+    return known || (part.parents.length > 0 && part.parents.every((parent) => this.#isTouched(parent)));
+  }
+
+  /**
+   * Number of the first message of another part that has none of a writer with a name. Later ones wait until it is confirmed: so what is
+   * missing in such a part after a restart is later than all that is stored.
+   */
+  #barrier(stream: PartStream): number {
+    const named = this.#resumed !== undefined && this.#progress > 0n;
+    const untouched = named ? [...this.#streams.values()].filter((each) => !each.touched && each !== stream) : [];
+    return Math.min(...untouched.map((each) => each.firstNumber));
   }
 
   #busy(stream: PartStream): GroupStream {
@@ -375,7 +496,9 @@ export class TopicCore {
       this.#requests.set(block.request, { stream, block });
       stream.sent += 1;
       group.underWay += block.data.length;
-      group.stream.write({ request: block.request, block: block.data, level: block.tickets[0]?.level ?? Level.REPLICATED });
+      group.stream.write({
+        request: block.request, block: block.data, level: block.tickets[0]?.level ?? Level.REPLICATED, epoch: this.#epoch,
+      });
     }
   }
 
@@ -404,11 +527,12 @@ export class TopicCore {
   /** Make a block of the first messages of a queue. */
   #cut(stream: PartStream): SentBlock | undefined {
     const taken: TopicTicket[] = [];
+    const barrier = this.#barrier(stream);
     let size = HEAD_BYTES;
     let count = 0;
     for (const ticket of stream.queue) {
       if (!ticket.resolved) {
-        if (size + ticket.size > MAX_BLOCK_BYTES || (taken[0] && ticket.level !== taken[0].level)) {
+        if (ticket.number > barrier || size + ticket.size > MAX_BLOCK_BYTES || (taken[0] && ticket.level !== taken[0].level)) {
           break;
         }
         taken.push(ticket);
@@ -422,7 +546,10 @@ export class TopicCore {
       return undefined;
     }
     const first = (stream.blocks.at(-1)?.last ?? stream.confirmed) + 1n;
-    const block = new SentBlock(first, taken, encodeBlock(taken, { topic: this.#topic.id, part: stream.part.number, writer: this.#writer, first }));
+    const whole = this.#resumed && stream.queue.length === 0; // then the part has everything up to the last message
+    const progress = whole ? this.#progress : (taken.at(-1)?.progress ?? 0n);
+    const head = { topic: this.#topic.id, part: stream.part.number, writer: this.#writer, first, progress };
+    const block = new SentBlock(first, taken, encodeBlock(taken, head));
     stream.blocks.push(block);
     return block;
   }
@@ -574,6 +701,9 @@ export class TopicCore {
 
   #sealed(stream: PartStream, position: bigint, at: number): void {
     this.#catchUp(stream, position > stream.confirmed ? position : stream.confirmed);
+    if (this.#failed) {
+      return;
+    }
     this.#unsend(stream, 0);
     stream.dissolve();
     stream.ended = true;
@@ -599,6 +729,11 @@ export class TopicCore {
         ticket.attempts = 0;
       }
       stream.requeue(after);
+      return;
+    }
+    if (refusal && code === StaleWriter.code) {
+      const refused = stream.blocks.slice(stream.blocks.indexOf(block)).flatMap((each) => each.tickets);
+      this.#fail(failureOf(code, refusal.text), new Set(refused.filter((ticket) => ticket.attempts === 1)));
       return;
     }
     if (refusal && (code === "NOT_LEADER" || code === "DRAINING")) {
@@ -634,6 +769,10 @@ export class TopicCore {
         stream.safe = block.last;
       }
       stream.sent = Math.max(0, stream.sent - 1);
+      stream.touched = true;
+      if (this.#resumed) {
+        this.#touched.add(stream.part.number);
+      }
     }
   }
 
@@ -652,9 +791,16 @@ export class TopicCore {
     }
   }
 
-  /** Give everything that is not confirmed other positions: what was confirmed at a lower level is lost. */
+  /**
+   * Give everything that is not confirmed other positions: what was confirmed at a lower level is lost. A writer with a name ends where the
+   * leader has more: another process stored that, perhaps the same rows.
+   */
   #renumber(stream: PartStream, position: bigint): void {
     this.#unsend(stream, 0);
+    if (this.#resumed && position > stream.confirmed) {
+      this.#fail(failureOf(InvalidArgument.code, ANOTHER));
+      return;
+    }
     stream.dissolve();
     stream.confirmed = position;
     stream.doubtful = true;
@@ -843,12 +989,13 @@ export class TopicCore {
     }
   }
 
-  #fail(failure: Failure): void {
+  /** End the writer. `never`: messages that were sent, and are not stored. */
+  #fail(failure: Failure, never: ReadonlySet<TopicTicket> = new Set()): void {
     this.#failed = failure;
     this.#alarm.cancel();
     this.around.users.delete(this);
     this.around.directory.leave(this.name, this.#follower);
-    this.#giveUp((ticket) => (ticket.attempts > 0 ? inDoubt(failure, RESEND) : failure));
+    this.#giveUp((ticket) => (ticket.attempts > 0 && !never.has(ticket) ? inDoubt(failure, RESEND) : failure));
   }
 
   #giveUp(why: (ticket: TopicTicket) => Failure): void {
