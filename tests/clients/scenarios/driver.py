@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,25 +23,29 @@ BUILT: Final = Path(os.environ.get("PIXIU_CLIENTS", Path(tempfile.gettempdir()) 
 
 @dataclass(frozen=True)
 class Language:
-    """A language: its sources, the command that builds the driver there, and the driver's command."""
+    """A language: the folder of its sources, the command that builds the driver there, and the driver's command."""
 
     folder: Path
     build: tuple[str, ...]
+    """Empty: there is nothing to build."""
     command: tuple[str, ...]
 
     def prepare(self) -> None:
         """Build the driver. Raises CalledProcessError."""
         BUILT.mkdir(parents=True, exist_ok=True)
-        subprocess.run(self.build, cwd=self.folder, check=True, timeout=600)
+        if self.build:
+            subprocess.run(self.build, cwd=self.folder, check=True, timeout=600)
 
     def names(self) -> list[str]:
         """The scenarios that the driver knows."""
-        done = subprocess.run([*self.command, "--names"], capture_output=True, text=True, check=True, timeout=60)
+        command = [*self.command, "--names"]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=True, timeout=60)
         return sorted(done.stdout.split())
 
 
 GO_DRIVER: Final = f"{BUILT}/scenarios-go"
 LANGUAGES: Final = {
+    "python": Language(ROOT, (), (sys.executable, "-m", "tests.clients.scenarios.python")),
     "go": Language(ROOT / "sdk/go", ("go", "build", "-o", GO_DRIVER, "./internal/scenarios"), (GO_DRIVER,)),
     "typescript": Language(
         ROOT / "sdk/typescript", ("npm", "run", "--silent", "build"), ("node", f"{ROOT}/sdk/typescript/build/scenarios/driver.js")
@@ -52,13 +57,15 @@ class Driver:
     """A driver under way. Usable by `async with`."""
 
     def __init__(self, language: Language, target: str, environment: Mapping[str, str] | None = None) -> None:
-        self._command = [*language.command, target]
+        self._command, self._folder = [*language.command, target], language.folder
         self._environment = {**os.environ, **(environment or {})}
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
         pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe, env=self._environment)
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=pipe, stdout=pipe, env=self._environment, cwd=self._folder
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
