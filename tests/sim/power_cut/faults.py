@@ -130,7 +130,7 @@ FAULTS: Final[dict[str, Fault]] = {
         pi.store.machine.Machine, "_opened", (("store.sync()", "pass"),), 0, killed=("inboxes/data.mdb", -1)
     ),
     "Pi: pages are not synced before their root": Fault(
-        pi.store.store.StateStore, "__init__", (("metasync=False", "sync=False"),), 8
+        pi.store.store.StateStore, "__init__", (("metasync=False", "sync=False"),), 0
     ),
     "Xiu: the name of a loaded store is not synced": Fault(
         xiu.store.machine, "_rename", (("    sync_directory(name.parent)\n", ""),), 7,
@@ -177,10 +177,10 @@ FAULTS: Final[dict[str, Fault]] = {
         ), 9,
     ),
     "a reset begins before the label says so": Fault(_Log, "reset", (("    self._write_label()\n", ""),), 13),
-    "Xiu: a torn MANIFEST is not cut": Fault(xiu.store.store.Store, "_open", (("not self._cut_torn_tail()", "True"),), 7),
+    "Xiu: a torn MANIFEST is not cut": Fault(xiu.store.store.Store, "_open", (("not self._cut_torn_tail()", "True"),), 3),
     "Xiu: a flush is not waited for": Fault(xiu.store.store.Store, "flush", (("db.flush()", "db.flush(False)"),), 1),
     "an opening does not look at the CRC": Fault(
-        cluster.replication.storage.segment, "decode_one", (("zlib.crc32(data[offset + 8 : behind]) != crc", "False"),), 5
+        cluster.replication.storage.segment, "decode_one", (("zlib.crc32(data[offset + 8 : behind]) != crc", "False"),), 6
     ),
     "an opening seals nothing": Fault(
         _Log, "_make_durable", (("self.last.counter > max(seal, self.first.counter)", "False"),), 4
