@@ -26,7 +26,7 @@ BESIDE_LINT = $(MAKE) --no-print-directory --jobs 2 lint
 # An environment that forbids bytecode would have every process of every test compile everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run quick debug check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs stranger hooks changelog wheels clean
+.PHONY: run quick coverage debug check test quick-tests check-tests all-tests lint fuzz lossy mail guarded bad-network sim grow bench benchmarks native native-test proto docs stranger hooks changelog release wheels clean
 
 run: $(VENV)/.server
 	$(BIN)/pixiu up $(RUN_FOR) --replay sample

@@ -5,7 +5,6 @@ Source: docs/security.md, "The registry".
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from pixiu.discovery.access import LOGINS, MAX_PASSWORDS
 from pixiu.discovery.login import Login
 from pixiu.errors import ConfigurationError
+from pixiu.objects.durable import replace_file
 
 
 def make_credentials(file: Path, *, renew: bool = False, drop: bool = False) -> dict[str, tuple[str, ...]]:
@@ -42,15 +42,8 @@ def write_credentials(file: Path, logins: Mapping[str, tuple[str, ...]]) -> None
     """Replace a file of logins atomically. Raises `ConfigurationError`."""
     lines = ["# Logins in the registry: role and password. Give a machine only the lines of its own roles.\n"]
     lines += [f"{who} {password}\n" for who, passwords in logins.items() for password in passwords]
-    new = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new.unlink(missing_ok=True)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-            out.writelines(lines)
-            out.flush()
-            os.fsync(out.fileno())
-        new.rename(file)
+        replace_file(file, "".join(lines).encode(), mode=0o600)
     except OSError as error:
         raise ConfigurationError(f"registry credentials {file}: cannot be written: {error.strerror}") from None
 

@@ -76,14 +76,13 @@ MODULES: Final = {
         "clients.slow_consumers confirming core delivery.dedupe delivery.mail delivery.signals delivery.traces events "
         "grpc.subscriber mail.lane mail.queue mail.run membership.controls membership.devices membership.feedback "
         "membership.reporter membership.rooms mqtt.connection mqtt.login mqtt.publishing "
-        "mqtt.sockets mqtt.subscribing wills.core"
+        "mqtt.sockets mqtt.subscribing wills.core wills.events"
     ),
     "relay": (
         "chat core delivery.events delivery.limits delivery.saving delivery.session delivery.sessions delivery.slots "
         "delivery.states delivery.window events login_conflicts mail.answers mail.core mail.devices mail.events "
-        "wills.core"
+        "wills.core wills.events"
     ),
-    "bridge": "core",
     "pi": (
         "checks core events inboxes.chunk inboxes.deletions inboxes.inbox inboxes.inbox_table inboxes.ranges inboxes.reading "
         "inboxes.unwritten keys serving state store.view"

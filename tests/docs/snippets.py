@@ -51,7 +51,7 @@ DRAWINGS: Final = ("", "mermaid")
 """Languages of fences that hold drawings and output."""
 OTHERS: Final = {
     *("cd", "curl", "export", "git", "go", "mosquitto_pub", "mosquitto_sub", "npm", "pip", "protoc", "sudo", "touch"),
-    *("buildah", "debootstrap", "helm", "ip", "journalctl", "kubectl", "podman", "systemctl", "unshare"),
+    *("buildah", "debootstrap", "helm", "ip", "journalctl", "kubectl", "podman", "sha256sum", "ssh-keygen", "systemctl", "unshare"),
 }
 """Programs of somebody else that a snippet may call."""
 FENCE: Final = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
