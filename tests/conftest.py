@@ -114,6 +114,14 @@ def pytest_report_header() -> str:
     return f"build: {BUILD}"
 
 
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> None:
+    """Name a failed test at once: the summary comes at the end of a long run."""
+    if report.failed:
+        terminal: pytest.TerminalReporter = config.pluginmanager.getplugin("terminalreporter")
+        terminal.ensure_newline()
+        terminal.write_line(f"{report.nodeid} failed")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Another day or hour another portion is played."""
     if terminalreporter.stats.get("failed"):
