@@ -138,7 +138,7 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "Xiu: a store is closed before the one that takes its place is open": Fault(
         xiu.store.machine.Machine, "_load",
-        (("        new = await", "        await self._in_thread(self.store.close)\n        new = await"),), 79,
+        (("        new = await", "        await self._in_thread(self.store.close)\n        new = await"),), 315,
     ),
     "a received snapshot's files are not synced": Fault(
         _Folder, "accept_incoming", ((_FILE_SYNCED, _FILE_SYNCED.replace("os.fsync(fd)", "pass")),), 7
