@@ -19,8 +19,8 @@ from pixiu.ids import EndpointID
 
 
 def with_other_bridges(nodes: Iterable[Node], own: EndpointID, digest: str) -> list[Node]:
-    """The processes that have other bridges than this one. A process of an older version does not say which it has."""
-    return [node for node in nodes if node.endpoint != own and node.files_digest not in ("", digest)]
+    """The processes that have other bridges than this one."""
+    return [node for node in nodes if node.endpoint != own and node.files_digest != digest]
 
 
 def others_text(own: Node, others: Sequence[Node]) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pixiu.discovery.access import LOGINS, MAX_PASSWORDS
 from pixiu.discovery.login import Login
+from pixiu.durable import replace_file
 from pixiu.errors import ConfigurationError
-from pixiu.objects.durable import replace_file
 
 
 def make_credentials(file: Path, *, renew: bool = False, drop: bool = False) -> dict[str, tuple[str, ...]]:

@@ -16,8 +16,8 @@ import jwt
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
+from pixiu.durable import replace_file
 from pixiu.errors import ConfigurationError
-from pixiu.objects.durable import replace_file
 
 KEYS: Final = "keys.json"
 DEMO: Final = """# Who may do what: docs/security.md. It is read again when it changes.

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from cluster.trust.identity import Identity, groups_of, uin_of
+from pixiu.durable import replace_file
 from pixiu.errors import ConfigurationError, InvalidArgument, NotAuthenticated
-from pixiu.objects.durable import replace_file
 
 N: Final = 1 << 14
 R: Final = 8

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from cluster.routes.routes import MAX_NAME, NAME_CHARACTERS, Routes, read_routes
+from pixiu.durable import replace_file
 from pixiu.errors import ConfigurationError, InvalidArgument
-from pixiu.objects.durable import replace_file
 from pixiu.placement.topics import ROOM_PREFIX
 
 MAX_FILE_BYTES: Final = 1 << 20

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pixiu.durable import make_directory, sync_directory
 from pixiu.errors import ConfigurationError, DiskFailed, MalformedData
-from pixiu.objects.durable import make_directory, sync_directory
 
 OPERATIONS: Final = "audit"
 REFUSALS: Final = "refusals"

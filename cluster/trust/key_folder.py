@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.trust.key_ring import FILE, MAX_KEY_ID
+from pixiu.durable import make_directory, replace_file, sync_directory
 from pixiu.errors import ConfigurationError
-from pixiu.objects.durable import make_directory, replace_file, sync_directory
 
 
 def _found(folder: Path) -> dict[str, list[int]]:

@@ -25,8 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pixiu.discovery.paths import ROLES
+from pixiu.durable import replace_file
 from pixiu.errors import ConfigurationError, InvalidArgument
-from pixiu.objects.durable import replace_file
 from pixiu.rpc.tls import OPERATOR, ROLE_URI, host_name
 
 CLIENT: Final = "client"

@@ -20,8 +20,8 @@ import lmdb
 
 from pi.early import Early
 from pi.keys import ValueDamaged, unseal
+from pixiu.durable import make_directory, sync_directory
 from pixiu.errors import DiskFailed, DiskFull, StateDamaged
-from pixiu.objects.durable import make_directory, sync_directory
 
 COPY_SUFFIX: Final = ".copy"
 FILE_NAME: Final = "data.mdb"

@@ -21,7 +21,7 @@ import lmdb
 import xxhash
 
 from cluster.membership.replica.store import StoreError
-from pixiu.objects.durable import make_directory, sync_directory
+from pixiu.durable import make_directory, sync_directory
 
 ALIVE_KEY: Final = b"alive"
 ALIVE: Final = struct.Struct("<Q")

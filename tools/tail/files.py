@@ -18,8 +18,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Final
 
+from pixiu.durable import replace_file, sync_directory
 from pixiu.errors import ConfigurationError, InvalidArgument, MalformedData
-from pixiu.objects.durable import replace_file, sync_directory
 from tools.tail.core import EDGE_BYTES, Change, Identity, Life, Seen, as_json, digest, from_json, look
 
 MAX_FILES: Final = 256

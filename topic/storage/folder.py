@@ -17,8 +17,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from pixiu.durable import make_directory, sync_directory
 from pixiu.errors import DiskFailed, DiskFull
-from pixiu.objects.durable import make_directory, sync_directory
 from topic.storage.files import NO_SPACE
 
 TABLE: Final = "table"

@@ -14,8 +14,8 @@ from zlib import crc32
 
 import lmdb
 
+from pixiu.durable import make_directory, sync_directory
 from pixiu.errors import DiskFailed, DiskFull, MalformedData, StateDamaged
-from pixiu.objects.durable import make_directory, sync_directory
 from topic.storage.keys import KEY, Sweep
 
 MAP_BYTES: Final = 16 << 30

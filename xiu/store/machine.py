@@ -21,8 +21,8 @@ from typing import Any, Final, TypeVar
 from cluster.core.cancellation import to_its_end
 from cluster.replication.model import Entry
 from cluster.replication.storage.folder import free_bytes
+from pixiu.durable import sync_directory
 from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged
-from pixiu.objects.durable import sync_directory
 from xiu.state.state import Blocked, Head
 from xiu.store.repair import Row, rebuild, verify
 from xiu.store.store import Cursor, Store

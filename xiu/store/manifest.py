@@ -15,7 +15,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from pixiu.objects.durable import sync_directory
+from pixiu.durable import sync_directory
 
 BLOCK: Final = 32_768
 HEADER: Final = struct.Struct("<IHB")

@@ -20,8 +20,8 @@ from weakref import WeakSet
 
 from rocksdict import BlockBasedOptions, Cache, Checkpoint, Options, Rdict, WriteBatch, WriteOptions
 
+from pixiu.durable import make_directory
 from pixiu.errors import DiskFailed, DiskFull, StorageError, StoreDamaged, Unavailable
-from pixiu.objects.durable import make_directory
 from xiu.records import block as blocks
 from xiu.records.block import Block
 from xiu.state.keys import BLOCKS, HEAD_KEY, HOLDS, KEY, MARK, MARKS

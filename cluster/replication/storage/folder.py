@@ -27,9 +27,9 @@ from cluster.replication.model import START, Damage, MemberID, PartitionState, P
 from cluster.replication.storage.log import DAMAGED_SUFFIX, SegmentedLog
 from cluster.replication.storage.segment import SUFFIX
 from cluster.trust.audit import Audit
+from pixiu.durable import make_directory, sync_directory
 from pixiu.errors import ConfigurationError, DiskFailed, StorageError
 from pixiu.ids import hex_id
-from pixiu.objects.durable import make_directory, sync_directory
 
 RESERVE_BYTES: Final = 64 << 20
 """Disk space that a snapshot leaves free."""

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cluster.replication.model import START, MemberID, Position
+from pixiu.durable import sync_directory
 from pixiu.errors import DiskFailed
-from pixiu.objects.durable import sync_directory
 
 _RECORD: Final = struct.Struct("<4sIQIIQIQBxxx")
 _MAGIC: Final = b"PXLB"

@@ -33,8 +33,8 @@ from typing import Final
 from cluster.replication.model import START, Damage, Entry, Position
 from cluster.replication.storage.label import UNREADABLE, Label, LabelFile, load_member
 from cluster.replication.storage.segment import Segment, base_of, name_of
+from pixiu.durable import make_directory, sync_directory
 from pixiu.errors import DiskFailed, DiskFull, LogDamaged
-from pixiu.objects.durable import make_directory, sync_directory
 
 DAMAGED_SUFFIX: Final = ".damaged"
 MAX_TAIL_ENTRIES: Final = 8192

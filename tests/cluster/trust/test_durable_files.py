@@ -13,7 +13,7 @@ from cluster.routes.recording import record
 from cluster.trust.audit import NAME, Audit
 from cluster.trust.key_folder import add_key, use_key
 from cluster.trust.pki import issue, make_authority
-from pixiu.objects.durable import replace_file
+from pixiu.durable import replace_file
 from registry.credentials import write_credentials
 from tests.support.synced_names import SyncedNames
 from tools.tail.files import Files

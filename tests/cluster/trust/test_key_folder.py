@@ -30,7 +30,7 @@ def test_a_folder_that_cannot_be_changed_is_said(tmp_path: Path, monkeypatch: py
     (tmp_path / "3.next").write_text("00" * 32)
     with pytest.raises(ConfigurationError, match="cannot be changed"):
         use_key(tmp_path)
-    monkeypatch.setattr("pixiu.objects.durable.os.open", refused)
+    monkeypatch.setattr("pixiu.durable.os.open", refused)
     os.replace(tmp_path / "3.next", tmp_path / "gone")
     with pytest.raises(ConfigurationError, match="cannot be changed"):
         add_key(tmp_path)
