@@ -117,7 +117,8 @@ def main() -> int:
         try:
             wheels = build(folder / "tree", folder)
             check(install(folder / "sdk", wheels.sdk), wheels.sdk)
-            check(install(folder / "servers", f"{wheels.sdk}[cli]", f"{wheels.servers}[server]"), wheels.servers)
+            found = "--find-links", folder  # an older pip asks the index for what another wheel of the same command needs
+            check(install(folder / "servers", *found, f"{wheels.sdk}[cli]", f"{wheels.servers}[server]"), wheels.servers)
         except RuntimeError as error:
             print(error, file=sys.stderr)
             return 1
