@@ -2,7 +2,8 @@
 
 A client gets what is retained once its subscription is in effect. Until everything has come, messages that it gets live are noted:
 a retained message that it has already, or one older than that of the same topic, is not delivered. One that was published a moment
-ago may come live after it was delivered as retained: that is not delivered again either.
+ago may come live after it was delivered as retained: that is not delivered again either. So it is delivered as the live one would
+be, with the options of all filters of the client that match it.
 
 Source: MQTT 5.0 section 3.3.1.3; docs/subscriptions.md, "Retained messages".
 """
@@ -18,7 +19,7 @@ from gateway.delivery.fan_out import FanOut, expires_at_ms_of
 from gateway.membership.rooms import Channel, RoomIndex, merged
 from pixiu.ids import snowflake_time_ms
 from pixiu.placement.filter_tree import filter_matches
-from pixiu.placement.topics import ROOM_PREFIX
+from pixiu.placement.topics import ROOM_PREFIX, Filter
 from pixiu.wire.record import FLAGS_AT, KEY_AT, SENDER_AT, SNOWFLAKE_AT, Flag, intact_body
 
 CROSSING_MS: Final = 15_000
@@ -113,6 +114,7 @@ class RetainedDeliveries:
                 continue  # it has unsubscribed meanwhile
             if snowflake_time_ms(number) > now_ms - CROSSING_MS:
                 self._recent.setdefault(snowflake, set()).add(event.connection)
+                options = [found.wanted for found in client.filters.values() if _gets(found.filter, topic)]
             grant = merged(options)
             qos = min(qos_of(record), grant.qos)
             delivery = ev.Delivery(record, topic, qos, True, grant.identifiers, expires_at_ms_of(record))
@@ -145,6 +147,12 @@ class RetainedDeliveries:
         if now_ms - self._turned_ms >= CROSSING_MS or len(self._recent) >= MAX_RECENT:
             self._before = self._recent if now_ms - self._turned_ms < 2 * CROSSING_MS else {}
             self._recent, self._turned_ms = {}, now_ms
+
+
+def _gets(wanted: Filter, topic: bytes) -> bool:
+    """True if a client with this filter gets each message of a topic."""
+    name = wanted.name.encode()
+    return not wanted.group and (filter_matches(name, topic) if wanted.wild else name == topic)
 
 
 def topic_of(record: bytes, body: bytes) -> bytes:

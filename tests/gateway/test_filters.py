@@ -321,6 +321,17 @@ def test_a_message_that_was_delivered_as_retained_does_not_come_live_as_well() -
     assert receivers(arrive(core, message("a/b", 6, age_ms=5))) == [1, 2]
 
 
+def test_a_retained_message_that_stands_for_a_live_one_has_the_highest_qos_of_all_filters() -> None:
+    core = gateway()
+    others = [*wanted("a/#", qos=1, identifier=4), *wanted("$share/g/a/+", "b", qos=2)]
+    fetch = fetch_of(core, 1, *others, ev.Wanted("a/+", 0))
+    assert fetch.filters == ["a/+"]
+    fresh, old = message("a/b", 5, qos=2, retain=True, age_ms=10), message("a/c", 6, qos=1, retain=True)
+    effects = turn(core, ev.RetainedFound(1, fetch.fetch, [fresh, old]), ev.RetainedFetched(1, fetch.fetch))
+    assert delivered(effects) == [(1, "a/b", 1, True, (4,)), (1, "a/c", 0, True, ())]
+    assert receivers(arrive(core, fresh)) == []
+
+
 def test_a_fetch_ends_with_its_client_and_its_filter() -> None:
     core = gateway()
     fetch = fetch_of(core, 1, ev.Wanted("a/#"))
