@@ -114,10 +114,9 @@ async def topics(cluster: Cluster, inputs: Inputs) -> Mapping[str, Any]:
     prefix, after = inputs.text("prefix", ""), inputs.text("after", "")
     limit, deleted = inputs.number("limit", PAGE, 1, MAX_PAGE), inputs.flag("deleted")
     async with cluster.topics.use() as opened:
-        reply = await opened.page(prefix, after, deleted=deleted)
-    shown = [_topic_row(tables.topic_json(each)) for each in reply.topics[:limit]]
-    more = reply.more or len(reply.topics) > limit
-    return {"topics": shown, "next": shown[-1]["name"] if more and shown else ""}
+        reply = await opened.page(prefix, after, deleted=deleted, limit=limit)
+    shown = [_topic_row(tables.topic_json(each)) for each in reply.topics]
+    return {"topics": shown, "next": shown[-1]["name"] if reply.more else ""}
 
 
 def _topic_row(topic: dict[str, Any]) -> dict[str, Any]:

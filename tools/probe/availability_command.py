@@ -22,6 +22,7 @@ from tools.cli.status import read_registry
 
 SHOWN_PATHS: Final = 20
 """Paths in the table, those with the lowest share; `--json` has all."""
+NO_REPORT: Final = "no admin has counted probes: set admin.probe_interval_ms and admin.probe_file, and wait (docs/console.md)"
 
 
 @guarded
@@ -45,7 +46,7 @@ async def read_availability(view: View) -> dict[str, Any]:
     answers = await asyncio.gather(*(_one(node) for node in view.running("admin")))
     found = [answer for answer in answers if answer]
     if not found:
-        raise Unavailable("no admin keeps the availability: set admin.probe_interval_ms and admin.probe_file (docs/console.md)")
+        raise Unavailable(NO_REPORT)
     newest: dict[str, Any] = max(found, key=lambda report: report["at_s"])
     return newest
 

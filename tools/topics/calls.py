@@ -85,9 +85,9 @@ class TopicCluster:
             more, after = reply.more, found[-1].name if found else ""
         return found
 
-    async def page(self, prefix: str, after: str, *, deleted: bool) -> topic_pb2.ListTopicsReply:
-        """Describe the first topics, by name, that begin with a prefix and come after a name."""
-        request = topic_pb2.ListTopicsRequest(prefix=prefix, after=after, deleted=deleted)
+    async def page(self, prefix: str, after: str, *, deleted: bool, limit: int = 0) -> topic_pb2.ListTopicsReply:
+        """Describe the first topics, by name, that begin with a prefix and come after a name. limit: 0 is 1,000."""
+        request = topic_pb2.ListTopicsRequest(prefix=prefix, after=after, limit=limit, deleted=deleted)
         reply: topic_pb2.ListTopicsReply = await self._ask("List", request, "", ASK_S)
         return reply
 
