@@ -187,9 +187,9 @@ class Host:
 
     def _loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Let the role whose callback or task has failed log and count it; the first one where that is unknown."""
-        # From Python 3.12 on asyncio calls this in the context of what has failed.
+        # From Python 3.12 on asyncio calls this in the context of what has failed, which cannot be entered twice.
         where = getattr(context.get("handle"), "_context", None) or contextvars.copy_context()
-        identity = where.run(log.current_identity)
+        identity = where.copy().run(log.current_identity)
         for role in sorted(self._runs, key=lambda role: role.identity is not identity)[:1]:
             role.context.copy().run(self._runs[role].loop_error, context)
 
