@@ -29,7 +29,7 @@ OPTIMIZATION = os.environ.get("PIXIU_OPTIMIZATION", "1")
 
 CHECKS = ("--enable-error-code=redundant-expr", "--warn-unreachable", "--follow-imports=silent")
 """mypyc builds upon what mypy has narrowed: after `if self.x is None: return` a call may set `self.x`, but a second question is
-left out, and with it what follows. Such code is refused: ask a local name or a method. What is imported and stays plain Python is not
+left out, and with it what follows. Such code is refused: ask a local name or a method. What is imported and not compiled is not
 checked."""
 
 
