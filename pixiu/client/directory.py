@@ -15,7 +15,7 @@ from pixiu.client.options import ClientOptions
 from pixiu.discovery.target import RegistryAddress
 from pixiu.errors import RegistryUnavailable, Unreachable
 from pixiu.rpc.backoff import Backoff
-from pixiu.rpc.channels import WRONG_ROLE, Channels, reason_of
+from pixiu.rpc.channels import WRONG_ROLE, Channels, reason_of, reply_of
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
@@ -223,9 +223,9 @@ class ProxyDirectory:
                 continue
             channel = self._channels.acquire(address)
             try:
-                reply = await wire_pb2_grpc.PublisherStub(channel).Cluster(
-                    wire_pb2.ClusterRequest(), timeout=min(left, FETCH_TIMEOUT_S), metadata=self._channels.metadata()
-                )
+                request, timeout_s = wire_pb2.ClusterRequest(), min(left, FETCH_TIMEOUT_S)
+                stub = wire_pb2_grpc.PublisherStub(channel)
+                reply = await reply_of(stub.Cluster(request, timeout=timeout_s, metadata=self._channels.metadata()))
             except grpc.aio.AioRpcError as error:
                 reason = reason_of(error)
                 cut_short = left < FETCH_TIMEOUT_S and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -12,7 +12,7 @@ import grpc.aio
 
 from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.ids import MAX_ID, is_within
-from pixiu.rpc.channels import REFUSED, Channels, reason_of
+from pixiu.rpc.channels import REFUSED, Channels, reason_of, reply_of
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.v1 import wire_pb2, wire_pb2_grpc
 
@@ -54,7 +54,8 @@ async def _ask(
     for address in proxies[:MAX_TRIES]:
         channel = channels.acquire(address)
         try:
-            return await wire_pb2_grpc.PresenceStub(channel).Query(request, timeout=timeout_s, metadata=channels.metadata())
+            stub = wire_pb2_grpc.PresenceStub(channel)
+            return await reply_of(stub.Query(request, timeout=timeout_s, metadata=channels.metadata()))
         except grpc.aio.AioRpcError as error:
             failures.append(f"{address}: {reason_of(error)}")
             if error.code() in REFUSED:

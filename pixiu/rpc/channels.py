@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -66,6 +66,8 @@ CLOSED_AT_ONCE: Final = (
 PROCESS_ENDED: Final = "the process ended, or the connection to it broke"
 REFUSED: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 """Statuses for which trying again is useless."""
+Reply = TypeVar("Reply")
+ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 def reason_of(error: BaseException | None, *, answered: bool = False) -> str:
@@ -92,6 +94,26 @@ def reason_of(error: BaseException | None, *, answered: bool = False) -> str:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "no answer in time"
     return f"{error.code().name}: {details}"
+
+
+def without_frames(error: ErrorT) -> ErrorT:
+    """Take its traceback from an error of a call.
+
+    gRPC keeps the connection of a closed channel while anything refers to one of its calls, as the frames of a traceback do, and
+    errors last: as the context of what a user gets, or in a cancelled task.
+    """
+    error.__context__ = None
+    return error.with_traceback(None)
+
+
+async def reply_of(call: Awaitable[Reply]) -> Reply:
+    """Wait for the reply to a call. Raises its errors `without_frames`."""
+    try:
+        return await call
+    except (asyncio.CancelledError, *STREAM_ERRORS) as error:
+        raise without_frames(error) from None
+    finally:
+        del call  # this frame is in the new traceback
 
 
 @cache

@@ -22,7 +22,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from pixiu.errors import InvalidArgument, PixiuError
-from pixiu.rpc.channels import REFUSED, STREAM_ERRORS, Channels, reason_of
+from pixiu.rpc.channels import REFUSED, STREAM_ERRORS, Channels, reason_of, without_frames
 from pixiu.rpc.duplex import In, Out, StreamEnded
 from pixiu.rpc.status import GRPC_STATUS
 
@@ -36,7 +36,8 @@ Method = Callable[[grpc.aio.Channel], Any]
 
 
 def _why(error: BaseException, *, answered: bool = False) -> BaseException:
-    """Choose the exception to raise for an error of a call. `answered`: the other side had answered it."""
+    """Choose the exception to raise for an error of a call, `without_frames`. `answered`: the other side had answered it."""
+    without_frames(error)
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -104,6 +105,8 @@ class GrpcCall(Generic[Out, In]):
     async def close(self) -> None:
         """End the call, and release its channel."""
         self.cancel()
+        # Owners of streams last, and the connection with the call, see `without_frames`.
+        self._call = _NotOpened(StreamEnded("the call was closed"))
         await self._release()
 
     def cancel(self) -> None:

@@ -41,7 +41,7 @@ from pixiu.errors import (
 )
 from pixiu.ids import msg_partition
 from pixiu.placement.split import SplitPartitions
-from pixiu.rpc.channels import TLS_ERRORS, Channels
+from pixiu.rpc.channels import TLS_ERRORS, Channels, reply_of
 from pixiu.rpc.duplex import StreamEnded, ask
 from pixiu.rpc.grpc_streams import GrpcCall
 from pixiu.rpc.tls import TLS_DIR, own
@@ -222,7 +222,7 @@ class Stores:
             channel = self._channels.acquire(address, "xiu")
             stub: Any = XiuStub(channel)
             try:
-                reply: xiu_pb2.FetchReply = await stub.Fetch(xiu_pb2.FetchRequest(msg_ids=msg_ids), timeout=ASK_S)
+                reply: xiu_pb2.FetchReply = await reply_of(stub.Fetch(xiu_pb2.FetchRequest(msg_ids=msg_ids), timeout=ASK_S))
                 if reply.codes:
                     return reply
             except grpc.aio.AioRpcError:

@@ -28,7 +28,7 @@ from pixiu.errors import (
     TooFewInSync,
     Unavailable,
 )
-from pixiu.rpc.channels import Channels
+from pixiu.rpc.channels import Channels, reply_of
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.v1 import topic_pb2_grpc
 
@@ -85,7 +85,7 @@ async def ask_leader(
         if address:
             channel = around.channels.acquire(address)
             try:
-                reply = await call(topic_pb2_grpc.TopicLogStub(channel), call_s)
+                reply = await reply_of(call(topic_pb2_grpc.TopicLogStub(channel), call_s))
             except grpc.aio.AioRpcError as problem:
                 why = _why(problem, topic)
             except StreamEnded as problem:

@@ -27,7 +27,7 @@ from pixiu.errors import (
     UnknownTopic,
 )
 from pixiu.rpc.backoff import Backoff
-from pixiu.rpc.channels import Channels
+from pixiu.rpc.channels import Channels, reply_of
 from pixiu.rpc.duplex import StreamEnded
 from pixiu.wire.v1 import topic_pb2, topic_pb2_grpc
 
@@ -92,7 +92,7 @@ class TopicDirectory:
                 channel = self._channels.acquire(address)
                 try:
                     stub: Any = topic_pb2_grpc.TopicsStub(channel)
-                    return await call(stub, max(0.1, min(seconds, deadline - loop.time())))
+                    return await reply_of(call(stub, max(0.1, min(seconds, deadline - loop.time()))))
                 except grpc.aio.AioRpcError as problem:
                     error = error_of_call(problem, name)
                     if problem.code() in FINAL_STATUS or (changes and isinstance(error, OutcomeUnknown)):
