@@ -119,7 +119,7 @@ class ChannelReceiver:
 
     async def report(self, acks: Iterable[str], nacks: Iterable[str], delay_s: float) -> tuple[int, list[str]]:
         """Acknowledge messages, and give others back. Returns the number of those that were reported in time, and the others: they
-        come again, to whomever."""
+        may come again, to whomever."""
         taken = [(token, self._held.pop(token, None), True) for token in acks]
         taken += [(token, self._held.pop(token, None), False) for token in nacks]
         reports = [

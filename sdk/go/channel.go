@@ -69,8 +69,9 @@ type ChannelMessage struct {
 	answer chan bool // of its report
 }
 
-// Ack acknowledges the message and waits for the answer. true: it is committed, and the message never comes again. false: it was no
-// longer the member's, and comes again, to whomever.
+// Ack acknowledges the message and waits for the answer. true: it is committed, and the message never comes again. false: it is no
+// longer the member's, because its time was over, or its leader changed. It comes again, to whomever, unless another member has dealt
+// with it, or the leader ended between the commit and its answer. So false is no reason to undo what was done.
 func (m *ChannelMessage) Ack(ctx context.Context) (bool, error) {
 	return m.member.report(ctx, m, report{}, true)
 }

@@ -69,7 +69,7 @@ export interface PageChannelMessage {
   readonly headers: Headers;
   readonly body: Uint8Array;
   text(): string;
-  /** False: it was no longer the page's, and comes again. */
+  /** False: it is not known to be acknowledged, and may come again. */
   ack(call?: CallOptions): Promise<boolean>;
   /** Give it back; it comes again after a delay, in whole seconds. */
   nack(delayMs?: number, call?: CallOptions): Promise<boolean>;

@@ -3,7 +3,7 @@
     async with topic.channel("billing") as messages:
         async for message in messages:
             charge(message.body)
-            await message.ack()                 # True: committed; False: it is no longer ours, and comes again
+            await message.ack()                 # True: committed; False: not known to be, and it may come again
 
     async with topic.channel("billing") as messages:
         await messages.run(handler, workers=8)  # acknowledged when it returned, delivered again later when it raised
@@ -110,8 +110,9 @@ class ChannelMessage(TopicMessage):
     async def ack(self) -> bool:
         """Acknowledge the message, and wait until that is committed: then the channel never delivers it again.
 
-        False: it is no longer this member's, because its time was over, or its leader changed. It comes again, to whomever, or
-        another member has dealt with it. Raises `NotConnected` when the member is closed.
+        False: it is no longer this member's, because its time was over, or its leader changed. It comes again, to whomever, unless
+        another member has dealt with it, or the leader ended between the commit and its answer. So False is no reason to undo what
+        was done. Raises `NotConnected` when the member is closed.
         """
         return await self._member.report(self, None)
 

@@ -111,7 +111,9 @@ export class ChannelMessage extends TopicMessage {
 
   /**
    * Acknowledge the message, and wait until that is committed: then the channel never delivers it again. False: it is no longer this
-   * member's, and comes again, to whomever. Rejects with `NotConnected` when the member is closed.
+   * member's, because its time was over, or its leader changed. It comes again, to whomever, unless another member has dealt with it, or
+   * the leader ended between the commit and its answer. So false is no reason to undo what was done. Rejects with `NotConnected` when the
+   * member is closed.
    */
   ack(call: CallOptions = {}): Promise<boolean> {
     return this.member.report(this, undefined, call);
