@@ -57,9 +57,9 @@ export async function take<T>(source: { next: (signal?: AbortSignal) => Promise<
 }
 
 /** Wait until a condition holds. */
-export async function until(condition: () => boolean, what: string): Promise<void> {
-  const end = performance.now() + LIMIT_MS;
-  while (!condition()) {
+export async function until(condition: () => boolean | Promise<boolean>, what: string, limitMs = LIMIT_MS): Promise<void> {
+  const end = performance.now() + limitMs;
+  while (!(await condition())) {
     check(performance.now() < end, `${what} did not come`);
     await new Promise((resolve) => setTimeout(resolve, 5));
   }

@@ -90,7 +90,7 @@ export const ROOMS: Record<string, Scenario> = {
     const count = (kind: string, found: readonly string[]): number => found.filter((each) => each === kind).length;
     const kinds = ["Timeout", "TCPSocketWrap", "TLSWrap", "Immediate"];
     const left = (): string[] => kinds.filter((kind) => count(kind, process.getActiveResourcesInfo()) > count(kind, before) + (kind === "Timeout" ? 1 : 0));
-    await until(() => left().length === 0, "the end of everything"); // the wait itself has one timer
+    await until(() => left().length === 0, "the end of everything", 5_000); // the wait itself has one timer
   },
   "publish/confirmed": async (play) => {
     const receiver = await play.connect();

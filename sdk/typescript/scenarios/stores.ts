@@ -2,7 +2,7 @@
 
 import {
   InvalidArgument, StaleWriter, TopicExists, UnknownTopic, type ChannelMember, type ChannelMessage, type Client, type Mail, type TopicMessage,
-  type TopicWriter,
+  type TopicReceipt, type TopicWriter,
 } from "../src/index.js";
 import { check, fails, limit, same, take, until, type Play, type Scenario } from "./play.js";
 
@@ -65,9 +65,14 @@ export async function writeKeys(client: Client, name: string, keys: number, from
 export async function load(client: Client, name: string, end: number, first = 1): Promise<number> {
   await using writer = await client.durableTopic(name).writer({ name: "loader" });
   for (let row = first; row < end; row += 1) {
-    await writer.send(String(Math.floor((row - 1) / 10)), { key: `key-${row % 10}`, progress: row });
+    await writeRow(writer, row);
   }
   return Number(writer.progress);
+}
+
+/** Write a row, 1 or more, under one of ten keys. Returns its receipt once there is space for the next one. */
+export function writeRow(writer: TopicWriter, row: number): Promise<TopicReceipt> {
+  return writer.send(String(Math.floor((row - 1) / 10)), { key: `key-${row % 10}`, progress: writer.name ? row : 0 });
 }
 
 /** Check that a topic has numbered messages of ten keys, each once, and nothing else. */

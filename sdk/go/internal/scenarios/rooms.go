@@ -175,7 +175,7 @@ func init() {
 		if err := px.Close(); err != nil {
 			return err
 		}
-		for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
+		for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
 			if time.Now().After(end) { // gRPC's own goroutines end a moment after their connection
 				stacks := make([]byte, 1<<20)
 				fmt.Fprintln(os.Stderr, string(stacks[:runtime.Stack(stacks, true)]))
@@ -510,7 +510,7 @@ func init() {
 			return err
 		}
 		found, err := texts(p, sub, 1)
-		return errors.Join(err, same(found, []string{"after"}))
+		return errors.Join(err, same(found, []string{"after"}), p.do("healthy"))
 	}
 	scenarios["reconnect/gateway_drained"] = func(p *play) error {
 		gaps := make(chan string, 8)

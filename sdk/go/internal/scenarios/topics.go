@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"pixiu"
@@ -101,14 +102,71 @@ func sorted(count int) []string {
 	return found
 }
 
-// afterKill writes, kills the leader of the topic's group, and goes on.
-func afterKill(p *play, topic *pixiu.Topic) error {
-	if err := written(p, topic, 0, 50, 5); err != nil {
-		return err
+// whileKilled calls a function with rising numbers while it kills the leader of the topic's group. It returns the next number.
+func whileKilled(p *play, first int, write func(number int) error) (int, error) {
+	killed := make(chan error, 1)
+	go func() { killed <- p.do("kill", "topic", "leader") }()
+	for number := first; ; number++ {
+		select {
+		case err := <-killed:
+			return number, err
+		default:
+		}
+		if err := write(number); err != nil {
+			return number, errors.Join(err, <-killed)
+		}
 	}
-	done := make(chan error, 1)
-	go func() { done <- written(p, topic, 50, 200, 5) }()
-	return errors.Join(p.do("kill", "topic", "leader"), <-done)
+}
+
+// throughKill writes while it kills the leader of the topic's group, and many more at once. It returns the number of messages.
+func throughKill(p *play, topic *pixiu.Topic) (int, error) {
+	count, err := whileKilled(p, 0, func(number int) error { return written(p, topic, number, 1, 5) })
+	return count + 200, errors.Join(err, written(p, topic, count, 200, 5))
+}
+
+// handled acknowledges what a member gets, until it has got so many messages, and the channel has none that is not acknowledged.
+func handled(p *play, px *pixiu.Client, topic *pixiu.Topic, member *pixiu.ChannelMember, count int) error {
+	var mu sync.Mutex
+	came, failed := map[string]bool{}, make(chan error, 1)
+	go func() {
+		for {
+			message, err := member.Next(p.ctx)
+			if err == nil {
+				_, err = message.Ack(p.ctx) // false of one whose answer the leader's end took: it may be acknowledged
+			}
+			if err != nil {
+				failed <- err
+				return
+			}
+			mu.Lock()
+			came[string(message.Body)] = true
+			mu.Unlock()
+		}
+	}()
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		parts, err := px.Topics().ChannelState(p.ctx, topic.Name, "billing")
+		if err != nil {
+			return err
+		}
+		unacknowledged := uint64(0)
+		for _, part := range parts {
+			unacknowledged += part.Unacknowledged
+		}
+		mu.Lock()
+		found := len(came)
+		mu.Unlock()
+		if found == count && unacknowledged == 0 {
+			return nil
+		}
+		select {
+		case err := <-failed:
+			return err
+		default:
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%d of %d messages came, and %d are not acknowledged", found, count, unacknowledged)
+		}
+	}
 }
 
 // loaded writes rows from `first` to before `end` under ten keys by a writer with a name. It returns its progress when it opened.
@@ -118,12 +176,16 @@ func loaded(p *play, topic *pixiu.Topic, first, end int) (progress uint64, err e
 		return 0, err
 	}
 	for row := first; row < end; row++ {
-		_, err := writer.SendSoon(p.ctx, fmt.Appendf(nil, "m%d", row), pixiu.Key(fmt.Sprintf("k%d", row%10)), pixiu.Progress(uint64(row)))
-		if err != nil {
+		if _, err := rowSoon(p, writer, row); err != nil {
 			return 0, err
 		}
 	}
 	return writer.Progress(), writer.Close()
+}
+
+// rowSoon writes a row under one of ten keys by a writer with a name, without waiting.
+func rowSoon(p *play, writer *pixiu.TopicWriter, row int) (*pixiu.TopicReceipt, error) {
+	return writer.SendSoon(p.ctx, fmt.Appendf(nil, "m%d", row), pixiu.Key(fmt.Sprintf("k%d", row%10)), pixiu.Progress(uint64(row)))
 }
 
 // again is the topic for another client.
@@ -246,14 +308,29 @@ func init() {
 		if _, err := loaded(p, topic, 1, 51); err != nil {
 			return err
 		}
-		done := make(chan error, 1)
-		go func() { _, err := loaded(p, topic, 1, 1_001); done <- err }()
-		other, err := again(p, topic)
-		if err := errors.Join(err, p.do("kill", "topic", "leader"), <-done); err != nil {
+		writer, err := topic.Writer(p.ctx, "loader")
+		if err != nil {
 			return err
 		}
-		_, err = loaded(p, other, 1, 2_001)
-		return errors.Join(err, p.do("healthy"), wholly(p, topic, 2_000))
+		end, err := whileKilled(p, 51, func(row int) error {
+			receipt, err := rowSoon(p, writer, row)
+			if err != nil {
+				return err
+			}
+			return receipt.Wait(p.ctx)
+		})
+		for row := end; err == nil && row < end+1_000; row++ {
+			_, err = rowSoon(p, writer, row)
+		}
+		if err := errors.Join(err, writer.Close()); err != nil {
+			return err
+		}
+		other, err := again(p, topic)
+		if err != nil {
+			return err
+		}
+		_, err = loaded(p, other, 1, end+2_000)
+		return errors.Join(err, p.do("healthy"), wholly(p, topic, end+1_999))
 	}
 	scenarios["topics/create_describe_delete"] = func(p *play) error {
 		px, topic, err := made(p, 4, pixiu.TopicSettings{Retention: time.Hour})
@@ -579,11 +656,11 @@ func init() {
 	}
 	scenarios["reconnect/topic_writer"] = func(p *play) error {
 		_, topic, err := made(p, 2, pixiu.TopicSettings{})
-		if err := errors.Join(err, afterKill(p, topic)); err != nil {
+		if err != nil {
 			return err
 		}
-		_, err = inOrder(p, topic, pixiu.Earliest(), 250)
-		return errors.Join(err, p.do("healthy"))
+		count, err := throughKill(p, topic)
+		return errors.Join(err, p.do("healthy"), wholly(p, topic, count))
 	}
 	scenarios["reconnect/topic_reader"] = func(p *play) error {
 		_, topic, err := made(p, 2, pixiu.TopicSettings{})
@@ -591,21 +668,34 @@ func init() {
 			return err
 		}
 		reader, err := topic.Reader(p.ctx, pixiu.Earliest())
-		if err := errors.Join(err, afterKill(p, topic)); err != nil {
+		if err != nil {
 			return err
 		}
-		return errors.Join(ordered(p, reader, 250), p.do("healthy"))
+		if err := errors.Join(written(p, topic, 0, 50, 5), ordered(p, reader, 50)); err != nil {
+			return err
+		}
+		if err := errors.Join(p.do("kill", "topic", "leader"), written(p, topic, 50, 200, 5)); err != nil {
+			return err
+		}
+		return errors.Join(ordered(p, reader, 200), p.do("healthy"))
 	}
 	scenarios["reconnect/channel_member"] = func(p *play) error {
-		_, topic, err := made(p, 2, pixiu.TopicSettings{})
+		px, topic, err := made(p, 2, pixiu.TopicSettings{})
 		if err != nil {
 			return err
 		}
 		member, err := topic.Channel(p.ctx, "billing")
-		if err := errors.Join(err, afterKill(p, topic)); err != nil {
+		if err != nil {
 			return err
 		}
-		found, err := taken(p, member, 250)
-		return errors.Join(err, same(found, sorted(250)), p.do("healthy"))
+		if err := written(p, topic, 0, 50, 5); err != nil {
+			return err
+		}
+		done := make(chan error, 1)
+		go func() { done <- handled(p, px, topic, member, 250) }()
+		if err := errors.Join(p.do("kill", "topic", "leader"), written(p, topic, 50, 200, 5)); err != nil {
+			return err
+		}
+		return errors.Join(<-done, p.do("healthy"))
 	}
 }

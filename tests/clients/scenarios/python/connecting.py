@@ -13,6 +13,8 @@ from tests.clients.scenarios.python.play import Play, check, closed_port, fails,
 
 MANY = 1_000
 """More descriptors than a driver has open."""
+LEFT_S = 5.0
+"""Time in which a closed client ends everything; a server that found a connection idle would end it later."""
 
 
 def known(px: pixiu.Client) -> tuple[list[str], list[str]]:
@@ -100,7 +102,7 @@ async def nothing_left(play: Play) -> None:
         own = {"timers": 2}  # of the wait: its limit, and its pause
         return [kind for kind in now if now[kind] > before[kind] + own.get(kind, 0)]
 
-    await until(lambda: not left(), "the end of everything")
+    await until(lambda: not left(), "the end of everything", LEFT_S)
 
 
 @scenario("presence/online")

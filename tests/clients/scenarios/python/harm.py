@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pixiu
 from tests.clients.scenarios.python.mail import box
 from tests.clients.scenarios.python.play import LIMIT_S, Failed, Play, check, same, scenario, take, until
-from tests.clients.scenarios.python.topics import in_order, load, member_of, read, write_keys
+from tests.clients.scenarios.python.topics import ends, in_order, load, member_of, read, write_keys, write_row
 
 AFTERWARDS = 100
 """Messages that are sent after the harm."""
@@ -161,27 +160,44 @@ async def mail_leader_killed(play: Play) -> None:
     await mailed(play, "pi", lambda _: "leader")
 
 
+async def rows_while_killed(play: Play, writer: pixiu.TopicWriter, first: int) -> int:
+    """Write rows, one after the other, while the leader of the topic's group is killed, and many more at once. Returns the number
+    of rows that there are."""
+    killing, row = play.background(play.ask("kill", "topic", "leader")), first
+    while not killing.done():
+        await (await write_row(writer, row))
+        row += 1
+    await killing
+    end = row + 10 * AFTERWARDS - row % 10  # as many of each key
+    for each in range(row, end + 1):
+        await write_row(writer, each)
+    return end
+
+
+async def stored_once(play: Play, topic: pixiu.DurableTopic, rows: int) -> None:
+    """Check that so many rows are stored, each once, in order for each key, and nothing else."""
+    in_order(await read(play, topic, rows), 10, rows // 10)
+    same(sum(each.end for each in await ends(play, topic)), rows, "messages that are stored")
+
+
 @scenario("reconnect/topic_writer")
 async def topic_writer(play: Play) -> None:
     _, topic = await play.topic(parts=4)
-    await write_keys(topic, 10, 0, 5)
-    writing = play.background(write_keys(topic, 10, 5, 200))
-    await play.ask("kill", "topic", "leader")
-    await writing
+    async with topic.writer() as writer:
+        rows = await rows_while_killed(play, writer, 1)
     await play.ask("healthy")
-    in_order(await read(play, topic, 2_000), 10, 200)
+    await stored_once(play, topic, rows)
 
 
 @scenario("reconnect/named_writer")
 async def named_writer(play: Play) -> None:
     _, topic = await play.topic(parts=4)
     await load(topic, 51)
-    writing = play.background(load(topic, 1_001))
-    await play.ask("kill", "topic", "leader")
-    await writing
-    await load((await play.connect()).durable_topic(topic.name), 2_001)
+    async with topic.writer("loader") as writer:
+        rows = await rows_while_killed(play, writer, 51)
+    await load((await play.connect()).durable_topic(topic.name), rows + 1_001)
     await play.ask("healthy")
-    in_order(await read(play, topic, 2_000), 10, 200)
+    await stored_once(play, topic, rows + 1_000)
 
 
 @scenario("reconnect/topic_reader")
@@ -198,17 +214,21 @@ async def topic_reader(play: Play) -> None:
 
 @scenario("reconnect/channel_member")
 async def channel_member(play: Play) -> None:
-    _, topic = await play.topic(parts=4)
-    member, acknowledged = await member_of(play, topic), set[tuple[bytes | None, bytes]]()
+    px, topic = await play.topic(parts=4)
+    member, came = await member_of(play, topic), set[tuple[bytes | None, bytes]]()
 
     async def acknowledge() -> None:
         async for message in member:
-            if await message.ack():
-                acknowledged.add((message.key, message.body))
+            came.add((message.key, message.body))
+            await message.ack()  # False of one whose answer the leader's end took: it may be acknowledged
+
+    async def acknowledged() -> bool:
+        return not any(each.unacknowledged for each in await px.topics.channel_state(topic.name, "work"))
 
     play.background(acknowledge())
     await write_keys(topic, 10, 0, 20)
     await play.ask("kill", "topic", "leader")
-    await asyncio.gather(write_keys(topic, 10, 20, 40))
-    await until(lambda: len(acknowledged) == 400, "every message")
+    await write_keys(topic, 10, 20, 40)
+    await until(lambda: len(came) == 400, "every message")
+    await until(acknowledged, "every acknowledgement")
     await play.ask("healthy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -129,14 +130,14 @@ async def take(things: AsyncIterator[Thing], count: int) -> list[Thing]:
     return found
 
 
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Wait until a condition holds."""
+async def until(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
+    """Wait until a condition holds, which may be a coroutine function."""
     try:
-        async with asyncio.timeout(LIMIT_S):
-            while not condition():
+        async with asyncio.timeout(limit_s):
+            while not (await found if inspect.isawaitable(found := condition()) else found):
                 await asyncio.sleep(PAUSE_S)
     except TimeoutError:
-        raise Failed(f"{what}: not within {LIMIT_S:.0f} s") from None
+        raise Failed(f"{what}: not within {limit_s:.0f} s") from None
 
 
 def numbers(count: int) -> list[str]:

@@ -212,8 +212,13 @@ async def load(topic: pixiu.DurableTopic, end: int, first: int = 1) -> int:
     async with topic.writer("loader") as writer:
         progress = writer.progress
         for row in range(first, end):
-            await writer.send(str((row - 1) // 10).encode(), key=f"key-{row % 10}", progress=row)
+            await write_row(writer, row)
     return progress
+
+
+async def write_row(writer: pixiu.TopicWriter, row: int) -> pixiu.TopicReceipt:
+    """Write a row, 1 or more, under one of ten keys. Returns its receipt once there is space for the next one."""
+    return await writer.send(str((row - 1) // 10).encode(), key=f"key-{row % 10}", progress=row if writer.name else 0)
 
 
 @scenario("topics/writer_resumes")
