@@ -18,6 +18,7 @@ import io
 import json
 import os
 import platform
+import stat
 import sys
 import tarfile
 import time
@@ -99,12 +100,16 @@ def support_bundle(
     tables = {path: read_tables(path) for path in config or ()}
     bundle = asyncio.run(_collect(target))
     bundle.put_json("machine.json", machine())
-    for path, content in tables.items():
-        bundle.put_json(_unused(bundle.files, f"options/{path.name}.json"), _redacted(content))
-    for folder in logs or ():
-        add_logs(bundle, folder, log_mb * MIB)
+    secrets, unread = known_secrets(tables)
+    if unread:
+        leave_out_texts(bundle, unread, [*tables, *(logs or ())])
+    else:
+        for path, content in tables.items():
+            bundle.put_json(_unused(bundle.files, f"options/{path.name}.json"), _redacted(content))
+        for folder in logs or ():
+            add_logs(bundle, folder, log_mb * MIB)
     bundle.put_json("summary.json", _summary(target, bundle))
-    write(place, bundle.files, Redaction(known_secrets(tables)))
+    write(place, bundle.files, Redaction(secrets))
     value = {"file": str(place), "files": len(bundle.files), "silent": bundle.silent, "left_out": bundle.left_out}
     lines = [f"{place}: {len(bundle.files)} files, {place.stat().st_size / MIB:.1f} MiB"]
     lines += [f"! the cluster was not asked: {bundle.registry}"] if bundle.registry else []
@@ -113,15 +118,24 @@ def support_bundle(
     print_result(value | {"registry": bundle.registry}, "\n".join(lines), as_json=as_json)
 
 
-def known_secrets(tables: Mapping[Path, Mapping[str, Any]]) -> frozenset[bytes]:
-    """Return the secrets that this user can read: in files that the configuration and the environment name, and in variables."""
-    found: set[bytes] = set()
+def known_secrets(tables: Mapping[Path, Mapping[str, Any]]) -> tuple[frozenset[bytes], dict[Path, str]]:
+    """Return the secrets in variables and in files that the configuration and the environment name, and the files of them that
+    this user cannot read, with the reason."""
+    paths: list[Path] = []
     for path, content in tables.items():
         own = [table for table in content.values() if isinstance(table, dict)]
-        found |= secrets_of(secret_files(own, path.parent))
+        paths += secret_files(own, path.parent)
     named = {name.lower(): value for name, value in os.environ.items() if name.startswith("PIXIU_") and name not in VARIABLES}
-    found |= secrets_of(secret_files([named], Path()))
-    return frozenset(found | {os.environ[name].encode() for name in VARIABLES if os.environ.get(name)})
+    found, unread = secrets_of([*paths, *secret_files([named], Path())])
+    return found | {os.environ[name].encode() for name in VARIABLES if os.environ.get(name)}, unread
+
+
+def leave_out_texts(bundle: Bundle, unread: Mapping[Path, str], texts: Iterable[Path]) -> None:
+    """Name the secrets that cannot be read, and leave out the texts that may hold them: logs and configuration files. The pages of
+    processes stay, which have no secrets and which everybody who reaches their ports may read."""
+    bundle.left_out += [f"{path}: may hold secrets and cannot be read: {why}" for path, why in unread.items()]
+    why = "secrets that cannot be read cannot be removed from it; run the command as a user who may read them"
+    bundle.left_out += [f"{text}: left out: {why}" for text in texts]
 
 
 def machine() -> dict[str, Any]:
@@ -199,10 +213,15 @@ def _redacted(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add_logs(bundle: Bundle, folder: Path, most_bytes: int) -> None:
-    """Add the ends of the log files directly in a folder. Raises `InvalidArgument` when it is none."""
-    if not folder.is_dir():
-        raise InvalidArgument(f"--logs {folder}: is not a folder")
-    paths = sorted(path for path in folder.iterdir() if path.is_file() and ".log" in path.suffixes)
+    """Add the ends of the log files directly in a folder. Raises `InvalidArgument` when it is none, or cannot be read."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if ".log" in path.suffixes)
+    except (FileNotFoundError, NotADirectoryError):
+        raise InvalidArgument(f"--logs {folder}: is not a folder") from None
+    except OSError as error:
+        raise InvalidArgument(
+            f"--logs {folder}: the folder cannot be read: {error.strerror}; run the command as a user who may read it"
+        ) from None
     if len(paths) > MAX_LOG_FILES:
         bundle.left_out.append(f"{folder}: {len(paths) - MAX_LOG_FILES} log files beyond the first {MAX_LOG_FILES}")
     for path in paths[:MAX_LOG_FILES]:
@@ -210,10 +229,10 @@ def add_logs(bundle: Bundle, folder: Path, most_bytes: int) -> None:
             bundle.left_out.append(f"{path}: is compressed, and was not searched for secrets")
             continue
         try:
-            with open(path, "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(size - most_bytes, 0))
-                data = file.read(most_bytes)
+            size, data = _end_of(path, most_bytes)
+        except InvalidArgument as error:
+            bundle.left_out.append(str(error))
+            continue
         except OSError as error:
             bundle.left_out.append(f"{path}: cannot be read: {error.strerror}")
             continue
@@ -221,6 +240,25 @@ def add_logs(bundle: Bundle, folder: Path, most_bytes: int) -> None:
             bundle.left_out.append(f"{path}: all but the last {most_bytes // MIB} MiB")
             data = data.partition(b"\n")[2]  # half a line may be half a secret
         bundle.files[_unused(bundle.files, f"logs/{path.name}")] = data
+
+
+def _end_of(path: Path, most_bytes: int) -> tuple[int, bytes]:
+    """Return the size and the end of a regular file. Raises `InvalidArgument` for anything else, `OSError` if it cannot be read.
+
+    A link is not followed: who may write logs could name any file that this user may read. The file is looked at again once it is
+    open, as it may be another by then.
+    """
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        raise InvalidArgument(f"{path}: is a symbolic link, and was not followed; give --logs the folder of the file itself")
+    if stat.S_ISREG(mode):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - most_bytes, 0))
+                return size, file.read(most_bytes)
+    raise InvalidArgument(f"{path}: is no regular file")
 
 
 def _unused(files: Mapping[str, bytes], name: str) -> str:

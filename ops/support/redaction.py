@@ -9,7 +9,9 @@ Source: docs/deployment.md, "A support bundle".
 
 from __future__ import annotations
 
+import errno
 import re
+import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,14 +29,27 @@ PLACE: Final = re.compile(r"_(dir|file|ca|certificate|key)$")
 NO_SECRETS: Final = ("data_dir", "trace_dir", "audit_dir", "table_dir", "probe_file")
 """Those that hold what the cluster stores."""
 
+ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
+"""Errors that say that there is no file of a name."""
+
 _PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)
 _TOKEN = re.compile(rb"\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?")
 _BEARER = re.compile(rb"\b([Bb]earer|[Bb]asic)( +)[A-Za-z0-9+/=._~-]{12,}")
+_NAME = rb"(?:secret|passw(?:or)?d|passphrase|token|authorization|api[_-]?key|private[_-]?key)"
+_QUOTED = rb"""(?P<open>[bru]?(?P<quote>\\*["']))(?!\[redacted\]|(?P=quote)).+?(?=(?<!\\)(?P=quote)|$)"""
+"""Up to the same quote, escaped as often; without one, up to the end of the line."""
 _NAMED = re.compile(
-    rb"""((?<![/A-Za-z_-])(?:[A-Za-z_-]*(?:secret|passw(?:or)?d|token|authorization|api[_-]?key|private[_-]?key))["']?\s*[:=]\s*["']?)"""
-    rb"""(?!\[redacted\])[^\s"',;}&\]]{3,}""",
-    re.IGNORECASE,
-)
+    rb"""(?P<name>(?<![/A-Za-z_-])[A-Za-z_-]*""" + _NAME + rb"""\\*["']?\s*[:=]\s*)"""
+    rb"""(?:""" + _QUOTED + rb"""|(?!\[redacted\])[^\s"',;}&\]]{3,})""",
+    re.IGNORECASE | re.MULTILINE,
+)  # fmt: skip
+"""`password=VALUE`, `"token": "VALUE"`."""
+_FLAG = re.compile(
+    rb"""(?P<name>(?<![\w/-])--?[A-Za-z_-]*""" + _NAME + rb"""(?:[ \t]+|\\*["']\s*,?\s*(?=[bru]?\\*["'])))"""
+    rb"""(?!["'\\]*--)(?:""" + _QUOTED + rb"""|(?!\[redacted\])[^\s"']+)""",
+    re.IGNORECASE | re.MULTILINE,
+)  # fmt: skip
+"""`--password VALUE`, also in a list of arguments. The next option is no value."""
 _URL = re.compile(rb"([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@\"']+@")
 _KEY_OR_PATH = re.compile(rb"[a-z]+(?:_[a-z]+)+|(?:/[a-z0-9._-]+)+")
 """In lower case alone, which no line of base64 is."""
@@ -45,7 +60,8 @@ def secret_files(tables: Iterable[Mapping[str, Any]], base: Path) -> list[Path]:
     """Return the files of keys, certificates and logins that tables of options name, at most `MAX_SECRET_FILES`.
 
     base: the folder that relative paths are in. A folder stands for the files directly in it, an access file for those that it
-    names and for the keys beside it, with which tokens are made, as well.
+    names and for the keys beside it, with which tokens are made, as well. What this user may not look at is returned as well:
+    `secrets_of` names it.
     """
     found: list[Path] = []
     for table in tables:
@@ -53,35 +69,67 @@ def secret_files(tables: Iterable[Mapping[str, Any]], base: Path) -> list[Path]:
             if not (isinstance(value, str) and value and PLACE.search(key)) or key.endswith(NO_SECRETS):
                 continue
             place = base / value
-            if place.is_dir():
-                found += sorted(path for path in place.iterdir() if path.is_file())
-            elif place.is_file():
+            if _is_folder(place):
+                found += _files_in(place)
+            elif _may_be_file(place):
                 found += [place, *(_named_by(place) if key.endswith("access_file") else ())]
     return found[:MAX_SECRET_FILES]
 
 
+def _is_folder(place: Path) -> bool:
+    try:
+        return stat.S_ISDIR(place.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _may_be_file(place: Path) -> bool:
+    """False for what is not there and for what is no regular file; True for what this user may not look at."""
+    try:
+        return stat.S_ISREG(place.stat().st_mode)
+    except OSError as error:
+        return error.errno not in ABSENT
+    except ValueError:
+        return False
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The files directly in a folder; the folder itself if this user may not list it."""
+    try:
+        return sorted(path for path in folder.iterdir() if _may_be_file(path))
+    except OSError:
+        return [folder]
+
+
 def _named_by(access: Path) -> list[Path]:
-    keys = [path for form in ("*.pem", "*.key") for path in sorted(access.parent.glob(form)) if path.is_file()]
+    keys = [path for path in _files_in(access.parent) if path == access.parent or path.suffix in (".pem", ".key")]
     try:
         tables = tomllib.loads(access.read_text())
     except (OSError, ValueError):
         return keys
     values = [value for table in tables.values() if isinstance(table, dict) for value in table.values()]
-    return keys + [path for value in values if isinstance(value, str) and value and (path := access.parent / value).is_file()]
+    return keys + [path for value in values if isinstance(value, str) and value and _may_be_file(path := access.parent / value)]
 
 
-def secrets_of(paths: Iterable[Path]) -> frozenset[bytes]:
-    """Return the words of files that may be secrets: lines, and what stands between spaces, quotes and colons. A file that this
-    user may not read has nothing to say: none of its words can be in what this user reads from it."""
+def secrets_of(paths: Iterable[Path]) -> tuple[frozenset[bytes], dict[Path, str]]:
+    """Return the words of files that may be secrets, and the files that cannot be read, with the reason.
+
+    The words are lines, and what stands between spaces, quotes and colons. Another user's process may have logged the words of a
+    file that this user may not read: with such a file, no text is known to be without secrets.
+    """
     found: set[bytes] = set()
+    unread: dict[Path, str] = {}
     for path in paths:
         try:
             with open(path, "rb") as file:
                 data = file.read(MAX_SECRET_FILE_BYTES)
-        except OSError:
+        except FileNotFoundError:
+            continue  # it was removed meanwhile
+        except OSError as error:
+            unread[path] = error.strerror or type(error).__name__
             continue
         found.update(_words(data))
-    return frozenset(found)
+    return frozenset(found), unread
 
 
 def _words(data: bytes) -> Iterator[bytes]:
@@ -99,6 +147,10 @@ def _looks_secret(word: bytes) -> bool:
     if word.startswith(b"-----") or b"://" in word or _KEY_OR_PATH.fullmatch(word):
         return False
     return len(word) >= 16 or (any(48 <= byte < 58 for byte in word) and any(byte >= 65 for byte in word))
+
+
+def _hidden(match: re.Match[bytes]) -> bytes:
+    return match["name"] + (match["open"] or b"") + REDACTED.encode()
 
 
 class Redaction:
@@ -120,7 +172,8 @@ class Redaction:
         data = _PEM.sub(mark, data)
         data = _TOKEN.sub(mark, data)
         data = _BEARER.sub(rb"\1\2" + mark, data)
-        data = _NAMED.sub(rb"\1" + mark, data)
+        data = _FLAG.sub(_hidden, data)
+        data = _NAMED.sub(_hidden, data)
         data = _PASSWORD_HASH.sub(mark, data)
         return _URL.sub(rb"\1" + mark + b"@", data)
 

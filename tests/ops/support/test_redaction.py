@@ -18,6 +18,8 @@ KEPT = (
     b"token_file = /etc/pixiu/token: cannot be read\n",
     b'pixiu_gateway_refused_total{reason="sessions_per_address"} 3\n',
     b"the password is wrong, and the basic settings differ\n",
+    b"--token-file /etc/pixiu/token --password --verbose\n",
+    b'{"token": "", "room": 7}\n',
 )
 
 
@@ -35,6 +37,15 @@ KEPT = (
         "-----BEGIN PRIVATE KEY-----\nhunter2secret",
         "eyJhbGciOiJFZERTQSJ9.hunter2secret.c2ln",
         "alice:$scrypt$hunter2secret",
+        "start --password hunter2secret",
+        "start --db-password 'one hunter2secret'",
+        "['start', '--api-key', 'one hunter2secret']",
+        "secret = 'one hunter2secret'",
+        r"""secret = 'it\'s hunter2secret'""",
+        '{"password": "one hunter2secret", "room": 7}',
+        r'{"event": "{\"password\": \"one hunter2secret\"}"}',
+        "password = b'hunter2secret'",
+        'password = "one hunter2secret',
     ],
 )
 def test_a_text_loses_secrets_by_their_form(text: str) -> None:
@@ -69,10 +80,44 @@ def test_values_of_the_files_that_the_options_name_stand_nowhere(tmp_path: Path)
     lines = (tmp_path / "tls/broker.pem").read_text().splitlines()
     held = [*words.values(), (tmp_path / "keys/1.key").read_text().strip(), *(line for line in lines if len(line) == 64)]
     assert len(held) > 5
-    cleaned = Redaction(secrets_of(paths)).text("\n".join(f"x {word} y" for word in held).encode())
+    found, unread = secrets_of(paths)
+    assert unread == {}
+    cleaned = Redaction(found).text("\n".join(f"x {word} y" for word in held).encode())
     assert [word for word in held if word.encode() in cleaned] == []
     assert cleaned.count(b"x ") == len(held)
-    assert [Redaction(secrets_of(paths)).text(line) for line in KEPT] == list(KEPT)
+    assert [Redaction(found).text(line) for line in KEPT] == list(KEPT)
+
+
+@pytest.mark.parametrize(
+    ("line", "cleaned"),
+    [
+        (b"--password one --room 7", b"--password [redacted] --room 7"),
+        (b'{"secret": "one two", "room": 7}', b'{"secret": "[redacted]", "room": 7}'),
+        (b"secret = 'one two' of 3", b"secret = '[redacted]' of 3"),
+    ],
+    ids=["flag", "json", "quoted"],
+)
+def test_only_the_value_is_removed(line: bytes, cleaned: bytes) -> None:
+    assert Redaction().text(line) == cleaned
+    assert Redaction().text(cleaned) == cleaned
+
+
+def test_secrets_that_cannot_be_read_are_named(unprivileged: Path) -> None:
+    for name in ("listed", "hidden", "keys"):
+        (unprivileged / name).mkdir()
+        (unprivileged / name / "1.key").write_text("a secret of a key, 0")
+    (unprivileged / "access.toml").write_text('[password]\nfile = "hidden/1.key"\n')
+    (unprivileged / "alone").write_text("a secret of a file, 0")
+    (unprivileged / "listed").chmod(0o400)
+    (unprivileged / "hidden").chmod(0o000)
+    (unprivileged / "keys").chmod(0o300)
+    (unprivileged / "alone").chmod(0o000)
+    table = {"key_dir": "keys", "tls_dir": "listed", "token_file": "alone", "access_file": "access.toml", "login_file": "missing"}
+    found, unread = secrets_of(secret_files([table], unprivileged))
+    places = {str(path.relative_to(unprivileged)) for path in unread}
+    assert places == {"keys", "listed/1.key", "alone", "hidden/1.key"}
+    assert set(unread.values()) == {"Permission denied"}
+    assert not any(b"secret" in word for word in found)
 
 
 def test_of_a_configuration_only_known_options_have_values() -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from comparison.processes import free_port
 from onebox.embedded import EmbeddedZooKeeper
+from ops.support import bundle_command
 from pixiu.discovery.node import NodeState
 from pixiu.discovery.view import RoleLayout
 from pixiu.discovery.zookeeper import ZooKeeper
@@ -111,6 +112,19 @@ def test_without_a_registry_there_is_a_bundle_that_says_so(tmp_path: Path) -> No
     assert said["registry"]
     assert json.loads(files["summary.json"])["cluster_not_asked"] == said["registry"]
     assert sorted(files) == ["machine.json", "summary.json"]
+
+
+def test_logs_and_configuration_wait_for_somebody_who_may_read_the_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle_command, "known_secrets", lambda _: (frozenset(), {Path("keys"): "Permission denied"}))
+    (tmp_path / "proxy.log").write_text("a secret of the keys\n")
+    (tmp_path / "pixiu.toml").write_text('[cluster]\nkey_dir = "keys"\n')
+    said, files = run(
+        tmp_path, "--target", f"zk://127.0.0.1:{free_port()}/pubsub", "--logs", str(tmp_path),
+        "--config", str(tmp_path / "pixiu.toml"),
+    )  # fmt: skip
+    assert sorted(files) == ["machine.json", "summary.json"]
+    assert said["left_out"][0] == "keys: may hold secrets and cannot be read: Permission denied"
+    assert [text.partition(": ")[0] for text in said["left_out"][1:]] == [str(tmp_path / "pixiu.toml"), str(tmp_path)]
 
 
 @pytest.mark.parametrize(
