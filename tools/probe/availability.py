@@ -130,15 +130,15 @@ class Availability:
         found = cls()
         try:
             if saved["version"] != VERSION:
-                raise MalformedData(f"is of version {saved['version']}, and this one reads {VERSION}")
+                raise MalformedData(f"version {saved['version']}, and this one reads {VERSION}")
             for day, paths in list(saved["days"].items())[-DAYS:]:
                 found._days[int(day)] = {str(place): _counts(counts) for place, counts in list(paths.items())[: MAX_PATHS + 1]}
             found._hours = {int(hour): _counts(counts) for hour, counts in list(saved["hours"].items())[-HOURS:]}
             for hop, buckets in list(saved["hops"].items())[:MAX_HOPS]:
                 if len(buckets) == len(BOUNDS_US) + 2:
                     found._hops[str(hop)] = [int(count) for count in buckets]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise MalformedData(f"cannot be read: {type(error).__name__} {error}") from None
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+            raise MalformedData("other fields than those that are saved") from None
         return found
 
 

@@ -68,8 +68,9 @@ def _render(found: Mapping[str, Any]) -> RenderableType:
     for each in found["paths"][:SHOWN_PATHS]:
         paths.add_row(visible(each["path"]), f"{each['arrived']:,}", f"{each['failed']:,}", share_text(each["share"]))
     total = found["total"]
-    head = f"availability, {len(found['days'])} of 30 days: {share_text(total['share'])}"
-    head += f" of {total['arrived'] + total['failed']:,} probes, as of {shown_time(found['at_s'] * 1000)}"
+    probes = total["arrived"] + total["failed"]
+    shares = f"{share_text(total['share'])} of {probes:,} probes" if probes else "no probes yet"
+    head = f"availability, {len(found['days'])} of 30 days: {shares}, as of {shown_time(found['at_s'] * 1000)}"
     return Group(head, "", paths, *(f"alarm: {visible(text)}" for text in found["alarms"]))
 
 

@@ -91,7 +91,7 @@ async def _keep(target: str, options: ProbeOptions, keeper: Keeper, as_json: boo
                 async with asyncio.timeout(options.interval_s):
                     await ended.wait()
     finally:
-        keeper.write()
+        keeper.save()
 
 
 def _read(end: Callable[[], object]) -> None:

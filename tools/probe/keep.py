@@ -10,10 +10,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from pixiu.errors import ConfigurationError, MalformedData, PixiuError
+from rich.markup import escape
+
+from pixiu.errors import ConfigurationError, MalformedData
+from tools.cli.output import error_console
 from tools.probe.availability import MAX_FILE_BYTES, NO_PATH, Availability
 from tools.probe.paths import Finding, Prober
 
@@ -22,14 +26,19 @@ WRITE_S: Final = 10.0
 
 
 class Keeper:
-    """The availability in a file. Raises `ConfigurationError` if the file cannot be read or written."""
+    """The availability in a file. Raises `ConfigurationError` if the file cannot be read or written at the start.
+
+    Later a file that cannot be written, such as on a full disk, is one line on stderr: the counts stay in memory, and it is tried
+    again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._found = _read(path)
         self._written = 0.0
         self._alarms: list[str] = []
-        self.write()
+        self._warned = False
+        self._write()
 
     def watch(self, prober: Prober) -> None:
         """Begin with a prober: take the times of its hops, too."""
@@ -49,23 +58,36 @@ class Keeper:
     def alarm(self, findings: list[Finding]) -> None:
         """Take the present alarms; none: every path works."""
         self._alarms = [finding.text for finding in findings]
-        self.write()
+        self.save()
 
-    def write(self) -> None:
-        """Write the file. Raises `ConfigurationError`."""
+    def save(self) -> None:
+        """Write the file; warn once if it cannot be written, until it can be again."""
+        try:
+            self._write()
+        except ConfigurationError as error:
+            if not self._warned:
+                text = f"{error}; it is kept in memory, and written when that works again"
+                error_console().print(f"[yellow]{escape(text)}[/]", highlight=False, soft_wrap=True)
+            self._warned = True
+        else:
+            self._warned = False
+
+    def _write(self) -> None:
         report = {**self._found.report(time.time()), "alarms": self._alarms}
         beside = self._path.with_name(f"{self._path.name}.new")
+        self._written = time.monotonic()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             beside.write_text(json.dumps({"saved": self._found.saved(), "report": report}))
             os.replace(beside, self._path)
         except OSError as error:
+            with suppress(OSError):
+                beside.unlink()
             raise ConfigurationError(f"{self._path}: the availability cannot be written there: {error.strerror}") from None
-        self._written = time.monotonic()
 
     def _write_late(self) -> None:
         if time.monotonic() - self._written >= WRITE_S:
-            self.write()
+            self.save()
 
 
 def _read(path: Path) -> Availability:
@@ -73,11 +95,14 @@ def _read(path: Path) -> Availability:
         with open(path, "rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
-            raise MalformedData(f"has more than {MAX_FILE_BYTES} bytes")
+            raise MalformedData(f"more than {MAX_FILE_BYTES} bytes")
         return Availability.restored(json.loads(data)["saved"])
     except FileNotFoundError:
         return Availability()
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
-    except (PixiuError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{path}: {error}; move it away to begin again") from None
+    except MalformedData as error:
+        why = f" ({error})"
+    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
+        why = ""
+    raise ConfigurationError(f"{path}: holds no availability of `pixiu probe`{why}; name another file, or move it away")

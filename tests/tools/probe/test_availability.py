@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 from pathlib import Path as FilePath
 
 import pytest
+from rich.console import Console
 
 from pixiu.errors import ConfigurationError, MalformedData
+from tools.probe import keep
 from tools.probe.availability import DAY_S, DAYS, HOUR_S, HOURS, MAX_HOPS, MAX_PATHS, NO_PATH, OTHERS, Availability
+from tools.probe.availability_command import _render
 from tools.probe.keep import Keeper
 from tools.probe.paths import Member, Path, PathState, Prober
 
@@ -112,11 +118,59 @@ def test_a_file_keeps_it(tmp_path: FilePath) -> None:
     prober.on_hops({"total": 5})
     keeper.note(prober)
     keeper.note_no_path()
-    keeper.write()
-    Keeper(file).write()
+    keeper.save()
+    Keeper(file).save()
     report = json.loads(file.read_text())["report"]
     assert (report["total"]["arrived"], report["total"]["failed"], report["hops"][0]["count"], report["alarms"]) == (4, 1, 1, [])
     assert [each.name for each in file.parent.iterdir()] == [file.name]
-    file.write_text("{")
-    with pytest.raises(ConfigurationError, match="move it away"):
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", ""), ("{", ""), ("[" * 100_000, ""), ("[]", ""), ('{"a": 1}', ""),
+        ('{"saved": 1}', " (other fields than those that are saved)"),
+        ('{"saved": {"version": 9}}', " (version 9, and this one reads 1)"),
+    ],
+    ids=["empty", "half", "deep", "list", "other", "fields", "version"],
+)  # fmt: skip
+def test_a_wrong_file_is_called_so(text: str, why: str, tmp_path: FilePath) -> None:
+    file = tmp_path / "notes"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
         Keeper(file)
+    assert str(caught.value) == f"{file}: holds no availability of `pixiu probe`{why}; name another file, or move it away"
+    assert file.read_text() == text
+
+
+def test_a_full_disk_is_one_line_and_what_was_counted_is_written_later(
+    tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: FilePath, _: str) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(keep, "WRITE_S", 0.0)
+    file = tmp_path / "availability.json"
+    keeper = Keeper(file)
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(FilePath, "write_text", full)
+            keeper.note_no_path()
+            keeper.alarm([])
+            why = f"{file}: the availability cannot be written there: No space left on device"
+            assert capsys.readouterr().err == f"{why}; it is kept in memory, and written when that works again\n"
+            assert [each.name for each in tmp_path.iterdir()] == [file.name]
+        keeper.note_no_path()
+    assert json.loads(file.read_text())["report"]["total"]["failed"] == 4
+    monkeypatch.setattr(FilePath, "write_text", full)
+    with pytest.raises(ConfigurationError, match="cannot be written there"):
+        Keeper(file)
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]
+
+
+def test_before_the_first_count_there_are_no_probes_yet() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(_render({**Availability().report(NOW), "alarms": []}))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().startswith("availability, 0 of 30 days: no probes yet, as of 2024-")
