@@ -26,15 +26,14 @@ from onebox.screen import Rates, render
 from onebox.secure import PRIVATE_UMASK, make_secure, with_login
 from onebox.up import TLS, LocalCluster, UpOptions
 from pixiu.discovery.login import CREDENTIALS_FILE
-from pixiu.errors import ConfigurationError
 from pixiu.rpc.tls import TLS_DIR
 from tools.cli.output import DEFAULT_TARGET, EXIT_INTERRUPTED, AsJson, console, error_console, guarded, print_json
 from tools.cli.status import read_status
+from tools.end_of_input import on_end_of_input
 
 DEFAULTS: Final = UpOptions()
 REFRESH_S: Final = 1.0
 REPLAY_STOP_S: Final = 10.0
-STDIN: Final = 0
 
 
 def _number(name: str, text: str) -> Any:
@@ -175,10 +174,7 @@ class _Up:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupted)
         if self._until_eof:
-            try:
-                loop.add_reader(STDIN, self._read_input)
-            except OSError:
-                raise ConfigurationError("--until-eof: standard input is not a pipe, socket or terminal") from None
+            on_end_of_input(self._interrupted)
         self._main = asyncio.create_task(self._serve())
         try:
             return await self._main
@@ -259,11 +255,6 @@ class _Up:
                 except TimeoutError:
                     player.kill()
                     await player.wait()
-
-    def _read_input(self) -> None:
-        if not os.read(STDIN, 4096):
-            asyncio.get_running_loop().remove_reader(STDIN)
-            self._interrupted()
 
     def _interrupted(self) -> None:
         self._interrupts += 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import signal
 import ssl
@@ -26,6 +25,7 @@ from ops.console.logins import SECRET_BYTES, Logins
 from ops.console.server import Console, Place
 from pixiu.errors import ConfigurationError, InvalidArgument
 from tools.cli.output import DEFAULT_TARGET, Target, guarded, operator, print_text
+from tools.end_of_input import on_end_of_input
 
 PORT: Final = 7080
 OPERATORS: Final = "operators"
@@ -78,6 +78,9 @@ def _tls(certificate: Path | None) -> ssl.SSLContext | None:
 
 
 async def _serve(target: str, place: Place, access: Path | None, group: str, *, look: bool, until_eof: bool) -> None:
+    ended = asyncio.Event()
+    if until_eof:
+        on_end_of_input(ended.set)
     guard = LoginGuard(str(access), log.get_logger(), Audit(None)) if access is not None else None
     secret = "" if access is not None or look else secrets.token_urlsafe(SECRET_BYTES)
     logins = Logins(secret, guard, group, operator=operator())
@@ -93,22 +96,15 @@ async def _serve(target: str, place: Place, access: Path | None, group: str, *, 
         # After the #, where no server and no log sees it.
         print_text(f"{scheme}://{host}:{server.port}/" + (f"#token={secret}" if secret else ""))
         try:
-            await _ended(until_eof)
+            await _wait(ended)
         finally:
             await server.close()
             if guard is not None:
                 await guard.close()
 
 
-async def _ended(until_eof: bool) -> None:
-    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+async def _wait(ended: asyncio.Event) -> None:
+    """Wait for it, for Ctrl-C or for SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    if until_eof:
-        loop.add_reader(sys.stdin.fileno(), _read, ended)
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     await ended.wait()
-
-
-def _read(ended: asyncio.Event) -> None:
-    if not os.read(sys.stdin.fileno(), 1024):
-        ended.set()

@@ -6,10 +6,7 @@ Source: PiXiu §3.1; docs/architecture.md, "Probes and traces", docs/operations.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +21,7 @@ from rich.table import Table
 from pixiu.discovery.reachable import check_reachable
 from pixiu.errors import InvalidArgument, PixiuError
 from tools.cli.output import DEFAULT_TARGET, AsJson, Target, console, error_console, guarded, print_json
+from tools.end_of_input import on_end_of_input
 from tools.probe.keep import Keeper
 from tools.probe.paths import Finding, Member, Prober, percentile
 from tools.probe.run import ProbeOptions, ProbeRun
@@ -58,17 +56,18 @@ def probe(
         raise InvalidArgument(f"{'--keep' if keep is not None else '--until-eof'} needs --watch")
     options = ProbeOptions(0 if watch else count, interval, timeout, failures, join_timeout, seconds)
     if keep is not None:
-        asyncio.run(_keep(target, options, Keeper(keep), as_json, until_eof))
+        asyncio.run(_keep(target, options, keep, as_json, until_eof))
     elif not asyncio.run(_probe(target, options, as_json, None, until_eof)):
         raise typer.Exit(1)
 
 
-async def _keep(target: str, options: ProbeOptions, keeper: Keeper, as_json: bool, until_eof: bool) -> None:
+async def _keep(target: str, options: ProbeOptions, kept: Path, as_json: bool, until_eof: bool) -> None:
     """Probe the cluster for as long as it is wanted, also while there is nothing to probe: that is what is counted."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     if until_eof:
-        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _read, ended.set)
+        on_end_of_input(ended.set)
+    keeper = Keeper(kept)
     try:
         while not ended.is_set():
             probing = asyncio.create_task(_probe(target, options, as_json, keeper, False))
@@ -94,14 +93,11 @@ async def _keep(target: str, options: ProbeOptions, keeper: Keeper, as_json: boo
         keeper.save()
 
 
-def _read(end: Callable[[], object]) -> None:
-    if not os.read(sys.stdin.fileno(), 1024):
-        end()
-
-
 async def _probe(target: str, options: ProbeOptions, as_json: bool, keeper: Keeper | None, until_eof: bool) -> bool:
     """Probe the cluster. True if no path failed."""
-    out = console()
+    out, closed = console(), asyncio.Event()
+    if until_eof:
+        on_end_of_input(closed.set)
 
     def say(findings: list[Finding]) -> None:
         if keeper is not None:
@@ -127,12 +123,15 @@ async def _probe(target: str, options: ProbeOptions, as_json: bool, keeper: Keep
             _say_running(run, as_json)
             rounds = asyncio.create_task(run.rounds(show))
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, rounds.cancel)
-            if until_eof:
-                asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _read, rounds.cancel)
+            closing = asyncio.create_task(closed.wait())
             try:
-                await asyncio.wait({rounds})
+                await asyncio.wait({rounds, closing}, return_when=asyncio.FIRST_COMPLETED)
+                if not rounds.done():
+                    rounds.cancel()
+                    await asyncio.wait({rounds})
             finally:
                 rounds.cancel()
+                closing.cancel()
             if not rounds.cancelled():
                 rounds.result()
     if as_json:
