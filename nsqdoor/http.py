@@ -76,7 +76,7 @@ class Http:
             app.router.add_post(path, self._not_there)
         self._runner = web.AppRunner(
             app, access_log=None, keepalive_timeout=15.0, max_line_size=8_192, max_field_size=12_288, max_headers=64,
-            lingering_time=1.0, shutdown_timeout=1.0,
+            lingering_time=1.0, shutdown_timeout=1.0, auto_decompress=False,
         )  # fmt: skip
         await self._runner.setup()
         assert self._runner.server is not None

@@ -51,6 +51,8 @@ async def read_body(request: web.Request) -> bytes:
     length = request.content_length
     if length is not None and length > MAX_BODY_BYTES:
         raise _too_large()
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise Refused(400, "INVALID_ARGUMENT", "a body is sent as it is: leave Content-Encoding out")
     if not request.can_read_body:
         return b""
     bodies, body = request.app[BODIES], bytearray()

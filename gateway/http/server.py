@@ -55,7 +55,7 @@ class ApiServer:
             app.router.add_route(method, path, handler)
         self._runner = web.AppRunner(
             app, access_log=None, keepalive_timeout=IDLE_S, max_line_size=MAX_LINE_BYTES, max_field_size=MAX_FIELD_BYTES,
-            max_headers=MAX_HEADERS, lingering_time=LINGER_S, shutdown_timeout=SHUTDOWN_S,
+            max_headers=MAX_HEADERS, lingering_time=LINGER_S, shutdown_timeout=SHUTDOWN_S, auto_decompress=False,
         )  # fmt: skip
         await self._runner.setup()
         self.connections.start()

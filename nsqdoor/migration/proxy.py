@@ -49,7 +49,7 @@ class Proxy:
             app.router.add_get(path, handler)
         self._runner = web.AppRunner(
             app, access_log=None, keepalive_timeout=15.0, max_line_size=8_192, max_field_size=12_288, max_headers=64,
-            shutdown_timeout=1.0,
+            shutdown_timeout=1.0, auto_decompress=False,
         )  # fmt: skip
         await self._runner.setup()
         assert self._runner.server is not None

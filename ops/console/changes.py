@@ -16,7 +16,7 @@ from ops.console.cluster import Cluster
 from ops.console.inputs import Inputs
 from pixiu.discovery.topics import MAX_NUMBER
 from pixiu.errors import InvalidArgument
-from tools.cli.inbox import ALL, handle_dead
+from tools.cli.inbox import handle_dead
 from tools.topics.channels import resend_dead, seek_channel, seek_of
 
 Change = Callable[[Cluster, Inputs, str], Awaitable[Mapping[str, Any]]]
@@ -55,7 +55,7 @@ async def topic_seek(cluster: Cluster, inputs: Inputs, _user: str) -> Mapping[st
 
 async def inbox_resend(cluster: Cluster, inputs: Inputs, _user: str) -> Mapping[str, Any]:
     """Send the mail of dead letters again, as `pixiu inbox resend`."""
-    uin, letter = inputs.number("uin", least=1), inputs.text("letter", ALL, most=16)
+    uin, letter = inputs.number("uin", least=1), inputs.text("letter", most=16)
     async with cluster.inboxes.use() as view:
         done, left = await handle_dead(view, uin, letter.lower(), drop=False)
     return {"uin": uin, "sent": done, "unreadable": left}
@@ -63,7 +63,7 @@ async def inbox_resend(cluster: Cluster, inputs: Inputs, _user: str) -> Mapping[
 
 async def inbox_drop(cluster: Cluster, inputs: Inputs, _user: str) -> Mapping[str, Any]:
     """Delete dead letters, as `pixiu inbox drop`."""
-    uin, letter = inputs.number("uin", least=1), inputs.text("letter", ALL, most=16)
+    uin, letter = inputs.number("uin", least=1), inputs.text("letter", most=16)
     async with cluster.inboxes.use() as view:
         done, _ = await handle_dead(view, uin, letter.lower(), drop=True)
     return {"uin": uin, "deleted": done}
@@ -90,9 +90,14 @@ async def bridge_resume(cluster: Cluster, inputs: Inputs, user: str) -> Mapping[
     return {"paused": await pause_bridges(cluster.target, remove=[inputs.text("name")], by=user)}
 
 
-CHANGES: Final[Mapping[str, Change]] = {
-    "clients/kick": kick, "topic/resend": topic_resend, "topic/seek": topic_seek, "inbox/resend": inbox_resend,
-    "inbox/drop": inbox_drop, "inbox/drop-device": inbox_drop_device, "bridges/pause": bridge_pause,
-    "bridges/resume": bridge_resume,
-}  # fmt: skip
-"""Path below /api/ → what it does."""
+CHANGES: Final[Mapping[str, tuple[Change, tuple[str, ...]]]] = {
+    "clients/kick": (kick, ("user", "client", "forget")),
+    "topic/resend": (topic_resend, ("name", "channel", "part", "offsets")),
+    "topic/seek": (topic_seek, ("name", "channel", "part", "to", "force")),
+    "inbox/resend": (inbox_resend, ("uin", "letter")),
+    "inbox/drop": (inbox_drop, ("uin", "letter")),
+    "inbox/drop-device": (inbox_drop_device, ("uin", "device")),
+    "bridges/pause": (bridge_pause, ("name",)),
+    "bridges/resume": (bridge_resume, ("name",)),
+}
+"""Path below /api/ → what it does, and the fields of its body."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 import signal
 import ssl
@@ -29,6 +30,8 @@ from tools.end_of_input import on_end_of_input
 
 PORT: Final = 7080
 OPERATORS: Final = "operators"
+NAME: Final = re.compile(r"[A-Za-z0-9_.:\[\]-]{1,253}")
+"""A host name or an address."""
 
 
 @guarded
@@ -60,6 +63,9 @@ def console(
         raise InvalidArgument(f"--host {host}: beyond loopback a console needs a login and TLS: give --access and --certificate")
     if look and access is not None:
         raise InvalidArgument("--look is for a console without logins; leave --access out")
+    for name in names or ():
+        if NAME.fullmatch(name) is None:
+            raise InvalidArgument(f"--name {name!r}: is no host name")
     log.configure("console", "info", sys.stderr)
     place = Place(host, port, tuple(names or ()), _tls(certificate))
     with contextlib.suppress(KeyboardInterrupt):
@@ -93,6 +99,7 @@ async def _serve(target: str, place: Place, access: Path | None, group: str, *, 
         if guard is not None:
             guard.start()
         scheme, host = "https" if place.tls is not None else "http", (*place.names, place.host)[0]
+        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
         # After the #, where no server and no log sees it.
         print_text(f"{scheme}://{host}:{server.port}/" + (f"#token={secret}" if secret else ""))
         try:

@@ -6,7 +6,7 @@ Source: docs/console.md, "Requests".
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from pixiu.errors import InvalidArgument
@@ -18,6 +18,8 @@ MAX_DIGITS: Final = 19
 MAX_BODY_BYTES: Final = 16_384
 """Bytes of a request's body."""
 MAX_FIELDS: Final = 16
+MAX_NAME: Final = 32
+"""Characters of an unknown field's name that an error repeats."""
 MAX_LIST: Final = 256
 MAX_DEPTH: Final = 4
 """Brackets in one another of a body: an object with lists."""
@@ -30,6 +32,12 @@ class Inputs:
         if len(fields) > MAX_FIELDS:
             raise InvalidArgument(f"a request has at most {MAX_FIELDS} fields")
         self._fields = fields
+
+    def only(self, names: Collection[str]) -> None:
+        """Refuse other fields: what somebody misspelt would count as not there. Raises `InvalidArgument`."""
+        for name in self._fields:
+            if name not in names:
+                raise InvalidArgument(f"{name[:MAX_NAME]!r} is no field of this request, which has {', '.join(names)}")
 
     def text(self, name: str, default: str | None = None, most: int = MAX_TEXT) -> str:
         """A text without control characters. default: for a field that is not there; None: it must be there and not be empty."""
@@ -60,9 +68,9 @@ class Inputs:
     def flag(self, name: str) -> bool:
         """True, or false for a field that is not there."""
         found = self._fields.get(name, False)
-        if found in ("", "0", False):
+        if found in ("", "0", "false", False):
             return False
-        if found in ("1", True):
+        if found in ("1", "true", True):
             return True
         raise InvalidArgument(f"{name}: must be true or false")
 

@@ -19,7 +19,7 @@ from ops.doubling.double_command import planned
 from pixiu.client.stores.pages import LANES
 from pixiu.discovery.node import Node
 from pixiu.discovery.topics import MAX_NUMBER
-from pixiu.errors import InvalidArgument
+from pixiu.errors import InvalidArgument, Unavailable
 from pixiu.placement.topics import TopicRefusal, parse_filter
 from pixiu.wire.filters import parse
 from tools.cli.http import fetch
@@ -41,6 +41,8 @@ MAX_SESSIONS: Final = 1_000
 MAX_HOT: Final = 20
 PEEK_S: Final = 10.0
 """Time for which a peek looks for messages that its filter selects, seconds."""
+NO_GATEWAY: Final = "no gateway is running: `pixiu status` shows what is"
+NO_PROCESS: Final = "no process of the cluster is running: `pixiu status` shows what is"
 GUARDED: Final = (
     "access_logins", "access_refused", "access_denied", "access_expired", "access_kicked", "access_revoked", "links_refused",
 )  # fmt: skip
@@ -66,13 +68,17 @@ async def clients(cluster: Cluster, inputs: Inputs) -> Mapping[str, Any]:
         raise InvalidArgument(f"the first {MAX_SESSIONS} clients are shown; search for others")
     query = {name: inputs.text(name, "") for name in ("client", "user", "address")}
     query |= {"sort": inputs.one_of("sort", tuple(Sort)), "limit": str(offset + limit)}
-    found = await ask_sessions(cluster.view.running("gateway"), query)
+    if not (gateways := cluster.view.running("gateway")):
+        raise Unavailable(NO_GATEWAY)
+    found = await ask_sessions(gateways, query)
     return {**found, "sessions": found["sessions"][offset:], "offset": offset}
 
 
 async def rooms(cluster: Cluster, _: Inputs) -> Mapping[str, Any]:
     """The hottest rooms and users, as `pixiu top`."""
     nodes = {what: cluster.view.running(role) for what, role in HOT.items()}
+    if not any(nodes.values()):
+        raise Unavailable(NO_PROCESS)
     pages = {what: await asyncio.gather(*(_page(node, "/hot") for node in found)) for what, found in nodes.items()}
     return {what: [{"key": key, "per_s": rate} for key, rate in hottest(pages[what], what, MAX_HOT)] for what in HOT}
 

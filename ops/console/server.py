@@ -7,6 +7,7 @@ Source: docs/console.md.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -23,10 +24,19 @@ from ops.console.inputs import MAX_BODY_BYTES, Inputs, body_of
 from ops.console.logins import Logins, Session
 from ops.console.reads import CONTENTS, OPEN
 from ops.console.tunnel import Tunnels
-from pixiu.errors import LocalError, NotAllowed, NotAuthenticated, Overloaded, PixiuError, UnknownTopic
+from pixiu.errors import (
+    InvalidArgument,
+    LocalError,
+    NotAllowed,
+    NotAuthenticated,
+    NotServed,
+    Overloaded,
+    PixiuError,
+    Unavailable,
+    UnknownTopic,
+)
 from pixiu.version import __version__
 
-COOKIE: Final = "pixiu_console"
 PAGE: Final = Path(__file__).parent / "page"
 KINDS: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 MAX_LINE: Final = 8_190
@@ -48,12 +58,21 @@ STATUS: Final[Mapping[type[PixiuError], int]] = {
     NotAuthenticated: 401,
     NotAllowed: 403,
     UnknownTopic: 404,
+    NotServed: 404,
     Overloaded: 429,
     LocalError: 400,
     PixiuError: 503,
 }
 """Error → status: that of its nearest base."""
 
+WORDS: Final = {
+    404: "there is no such page",
+    405: "this page takes another method: pages are read with GET, and changed with POST",
+    413: f"a body has at most {MAX_BODY_BYTES:,} bytes",
+}
+"""Status of an error of HTTP → its text."""
+READ_S: Final = 12.0
+"""Time for what a page shows: a peek takes ten seconds at most."""
 MAX_EXACT: Final = 2**53
 """Number up to which a browser reads each one exactly; UINs and message IDs beyond it are sent as texts."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -90,6 +109,8 @@ class Console:
         self._tunnels = Tunnels()
         self._runner: web.AppRunner | None = None
         self.port = 0
+        self._cookie = ""
+        """Its name has the port: a browser sends a cookie to all ports of a host."""
 
     async def start(self) -> None:
         """Listen. Raises OSError."""
@@ -106,12 +127,14 @@ class Console:
         for path in CHANGES:
             app.router.add_post(f"/api/{path}", self._change)
         self._runner = web.AppRunner(
-            app, access_log=None, max_line_size=MAX_LINE, max_field_size=MAX_LINE, shutdown_timeout=SHUTDOWN_S
-        )
+            app, access_log=None, max_line_size=MAX_LINE, max_field_size=MAX_LINE, shutdown_timeout=SHUTDOWN_S,
+            auto_decompress=False,
+        )  # fmt: skip
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._place.host, self._place.port, ssl_context=self._place.tls)
         await site.start()
         self.port = self._runner.addresses[0][1]
+        self._cookie = f"pixiu_console_{self.port}"
 
     async def close(self) -> None:
         """Close all connections."""
@@ -146,7 +169,7 @@ class Console:
             raise NotAllowed("changes are sent as application/json")
 
     def _session_of(self, request: web.Request) -> Session:
-        session = self._logins.session(request.cookies.get(COOKIE, ""))
+        session = self._logins.session(request.cookies.get(self._cookie, ""))
         if session is None:
             raise NotAuthenticated("log in first")
         return session
@@ -160,7 +183,8 @@ class Console:
 
     def _failed(self, request: web.Request, error: Exception) -> web.StreamResponse:
         if isinstance(error, web.HTTPException):
-            return web.json_response({"error": {"code": "NO_ROUTE", "text": "there is no such page"}}, status=error.status)
+            text = WORDS.get(error.status, "the request is not one of the console's page")
+            return web.json_response({"error": {"code": "NO_ROUTE", "text": text}}, status=error.status)
         if not isinstance(error, PixiuError):
             if log.once_per(60, FAILED):
                 log.get_logger().error(FAILED, path=request.path[:128], error=type(error).__name__, exc_info=error)
@@ -179,7 +203,7 @@ class Console:
         )
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
-        session = self._logins.session(request.cookies.get(COOKIE, ""))
+        session = self._logins.session(request.cookies.get(self._cookie, ""))
         said: dict[str, Any] = {"version": __version__, "login_required": self._logins.required, "logged_in": session is not None}
         if session is not None:
             said |= {"user": session.user, "may_change": session.may_change, "registry": str(self._cluster.address)}
@@ -194,13 +218,13 @@ class Console:
             raise
         response = web.json_response({"user": session.user, "may_change": session.may_change})
         secure = self._place.tls is not None
-        response.set_cookie(COOKIE, cookie, httponly=True, samesite="Strict", secure=secure, path="/")
+        response.set_cookie(self._cookie, cookie, httponly=True, samesite="Strict", secure=secure, path="/")
         return response
 
     async def _log_out(self, request: web.Request) -> web.StreamResponse:
-        self._logins.log_out(request.cookies.get(COOKIE, ""))
+        self._logins.log_out(request.cookies.get(self._cookie, ""))
         response = web.json_response({})
-        response.del_cookie(COOKIE, path="/")
+        response.del_cookie(self._cookie, path="/")
         return response
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
@@ -208,14 +232,20 @@ class Console:
         if name in CONTENTS:
             self._operator_of(request)
         self._session_of(request)
-        found = await (CONTENTS.get(name) or OPEN[name])(self._cluster, Inputs(dict(request.query)))
+        try:
+            async with asyncio.timeout(READ_S):
+                found = await (CONTENTS.get(name) or OPEN[name])(self._cluster, Inputs(dict(request.query)))
+        except TimeoutError:
+            raise Unavailable(f"the cluster has not answered within {READ_S:g} s; the map shows who is away") from None
         return web.json_response(exact(found))
 
     async def _change(self, request: web.Request) -> web.StreamResponse:
         session, name = self._operator_of(request), request.path.removeprefix("/api/")
-        found = await CHANGES[name](self._cluster, body_of(await request.read()), session.user)
+        (make, fields), inputs = CHANGES[name], body_of(await request.read())
+        inputs.only(fields)
+        found = await make(self._cluster, inputs, session.user)
         log.get_logger().info(CHANGED, user=session.user, what=name)
-        return web.json_response(found)
+        return web.json_response(exact(found))
 
     async def _gateways(self, request: web.Request) -> web.StreamResponse:
         self._session_of(request)
@@ -227,7 +257,9 @@ class Console:
         number = Inputs(dict(request.query)).number("gateway")
         gateway = next((node for node in self._mqtt_gateways() if node.replica == number), None)
         if gateway is None:
-            raise NotAllowed(f"there is no gateway {number} with an MQTT port")
+            raise InvalidArgument(f"there is no gateway {number} with an MQTT port")
+        if "Upgrade" not in request.headers:
+            raise InvalidArgument("a client of MQTT comes here by WebSocket")
         return await self._tunnels.carry(request, gateway)
 
     def _mqtt_gateways(self) -> list[Any]:

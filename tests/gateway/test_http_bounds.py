@@ -107,8 +107,9 @@ async def test_one_address_has_a_share_of_the_connections(http: Server) -> None:
         (b"GET /v1/health HTTP/1.1\r\nHost: x\r\n%s\r\n" % b"".join(b"X%d: x\r\n" % n for n in range(100)), b"400"),
         (b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\r\n\r\n", b"400"),
         (b"POST /v1/publish HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", b"400"),
+        (b"POST /v1/publish HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nabcde", b"400"),
     ],
-    ids=["body", "line", "header", "headers", "MQTT", "smuggled"],
+    ids=["body", "line", "header", "headers", "MQTT", "smuggled", "compressed"],
 )
 async def test_what_is_too_large_or_malformed_is_refused_before_it_is_read(http: Server, head: bytes, answer: bytes) -> None:
     assert await status(await http.open(head)) == answer

@@ -128,6 +128,47 @@ async def test_a_body_that_is_too_large_is_not_read() -> None:
         assert status in (400, 413)
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "none"])
+async def test_compressed_bodies_are_refused_without_a_line_in_a_log(encoding: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with console(secret_logins()) as browser:
+        headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+        for data in (b"abcde", b"{}"):
+            assert (await asked(browser, "POST", "/api/login", data=data, headers=headers))[0] in (400, 401), data
+        assert not caplog.records
+
+
+async def test_a_misspelt_field_of_a_change_is_refused_and_no_letter_is_not_all() -> None:
+    async with console(secret_logins()) as browser:
+        await asked(browser, "POST", "/api/login", json={"token": SECRET})
+        for path, body in {
+            "topic/resend": {"name": "orders", "channel": "billing", "offset": [7]},
+            "inbox/drop": {"uin": 7},
+            "inbox/resend": {"uin": 7, "letter": ""},
+            "mqtt?gateway=9": None,
+        }.items():
+            method = "GET" if body is None else "POST"
+            assert await asked(browser, method, f"/api/{path}", json=body) == (400, "INVALID_ARGUMENT"), path
+
+
+async def test_two_consoles_of_one_host_have_a_login_each() -> None:
+    async with console(secret_logins()) as one, console(secret_logins()) as other:
+        both = aiohttp.CookieJar(unsafe=True)
+        async with aiohttp.ClientSession(cookie_jar=both) as browser:
+            places = [str(each._base_url).rstrip("/") for each in (one, other)]
+            for place in places:
+                await asked(browser, "POST", f"{place}/api/login", json={"token": SECRET})
+            for place in places:
+                async with browser.get(f"{place}/api/session") as answer:
+                    assert (await answer.json())["logged_in"], place
+
+
+async def test_a_cluster_without_processes_is_an_error_and_not_an_empty_page() -> None:
+    async with console(secret_logins()) as browser:
+        await asked(browser, "POST", "/api/login", json={"token": SECRET})
+        for path in ("clients", "rooms"):
+            assert await asked(browser, "GET", f"/api/{path}") == (503, "UNAVAILABLE"), path
+
+
 async def test_users_of_the_access_file_look_and_operators_change(tmp_path: Any) -> None:
     key = key_of(tmp_path / "signing.pem")
     (tmp_path / "access.toml").write_text('[jwt]\nkeys = "keys.json"\naudience = "pixiu"\n')
