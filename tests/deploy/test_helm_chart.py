@@ -292,13 +292,113 @@ def test_services_and_policies_name_ports_and_pods_that_there_are(rendered: Rend
     assert ("px-zookeeper" in names) == (not rendered.values["registry"]["hosts"])
 
 
+def refusal(*sets: str) -> str:
+    """What helm says when it refuses values."""
+    words = [word for each in sets for word in ("--set", each)]
+    command = [str(HELM), "template", "px", str(CHART), "--kube-version", KUBERNETES, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0, f"it renders {sets}"
+    return done.stderr
+
+
 @pytest.mark.process
 @pytest.mark.skipif(HELM is None, reason="no helm")
 def test_a_cluster_without_certificates_must_be_asked_for() -> None:
-    command = [str(HELM), "template", "px", str(CHART), "--kube-version", KUBERNETES, "--set", "secrets.tls="]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode != 0
-    assert "`insecure: true` goes without" in done.stderr
+    assert "`insecure: true` goes without" in refusal("secrets.tls=")
+
+
+REFUSED = [
+    ("roles.xiu.replicas=1", "set roles.xiu.options.min_in_sync to 1"),
+    ("roles.pi.replicas=1", "set roles.pi.options.min_in_sync to 1"),
+    ("roles.topic.options.min_in_sync=4", "raise roles.topic.replicas"),
+    ("registry.hosts=zk://a:1", "without zk:// and spaces"),
+    ("registry.hosts=bad host", "write HOST:PORT,HOST:PORT"),
+    ("registry.hosts=a:2181/pubsub", "registry.root"),
+    ("registry.hosts=a:65536", "write HOST:PORT,HOST:PORT"),
+    ("roles.pi.options.drain_timeout_s=500", "set drainSeconds"),
+    ("roles.gateway.options.drain_timeout_s=45", "45 s after SIGTERM"),
+    ("roles.gateway.options.mqtt_port=99999", "leave it out, and set ports.mqtt"),
+    ("roles.xiu.options.registry=zk://a:1/x", "leave it out, and set registry.hosts"),
+    ("roles.xiu.options.data_dir=/data", "the chart sets data_dir itself"),
+    ("roles.proxy.options.advertised_client_host=a", "the chart sets advertised_client_host itself"),
+    ("roles.broker.options.partition=1", "the chart sets partition itself"),
+    ("roles.broker.options.cluster_insecure=false", "leave it out, and set insecure"),
+    ("ports.websocket=1883", "ports.mqtt are both 1883"),
+    ("ports.mqtt=7000", "ports.cluster are both 7000"),
+    ("roles.gateway.options.mqtt_plain_port=7002", "ports.clients are both 7002"),
+    ("doubling=xiu,roles.xiu.replicas=0", "set roles.xiu.replicas, or empty doubling"),
+    (r"podLabels.app\.kubernetes\.io/name=x", "take another key"),
+    (r"serviceMonitor.labels.helm\.sh/chart=x", "take another key"),
+    ("image=null", "schema"),
+    ("cluster=null", "schema"),
+    ("registry=null", "schema"),
+    ("roles=null", "schema"),
+    ("roles.xiu.options=null", "schema"),
+    ("ports.mqtt=null", "schema"),
+]
+"""Values that would render a cluster that does not work, and what the refusal says to do."""
+
+
+@pytest.mark.parametrize(("wrong", "words"), [pytest.param(*each, id=each[0], marks=needs_helm) for each in REFUSED])
+def test_a_cluster_that_cannot_work_is_refused(wrong: str, words: str) -> None:
+    said = refusal("insecure=true", wrong)
+    assert words in said
+    assert "nil pointer" not in said
+    *_, last = wrong.partition("=")[0].rpartition(".")
+    assert last.rpartition("/")[2] in said, "it names the value at fault"
+
+
+@pytest.mark.process
+@pytest.mark.skipif(HELM is None, reason="no helm")
+def test_a_key_of_the_cluster_that_the_chart_sets_is_refused() -> None:
+    assert "cluster.tls_dir: the chart sets tls_dir itself: leave it out, and set secrets.tls" in refusal("cluster.tls_dir=/x")
+
+
+TAKEN = [
+    r"registry.hosts=a:65535\,[::1]:2181\,c",
+    "roles.xiu.replicas=1,roles.xiu.options.min_in_sync=1",
+    "roles.pi.options.drain_timeout_s=44.5",
+    "roles.pi.options.drain_timeout_s=500,drainSeconds=500",
+    "roles.pi.options.log_format=console",
+    "roles.gateway.options.mqtt_plain_port=1884",
+    "doubling=xiu",
+    "podLabels=null",
+    "storageClass=null",
+]
+
+
+@pytest.mark.parametrize("right", [pytest.param(each, marks=needs_helm) for each in TAKEN])
+def test_what_can_work_is_rendered(right: str) -> None:
+    words = ("--kube-version", KUBERNETES, "--set", "insecure=true", "--set", right)
+    done = subprocess.run(
+        [str(HELM), "template", "px", str(CHART), *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def words_of(text: str, name: str) -> list[str]:
+    """The quoted words of a list or a dictionary that a template defines, or of a list that it asks `has`."""
+    [found] = re.findall(rf"{re.escape(name)} (?:\((?:list)|:= (?:list|dict)) (.*?)\)? \}}\}}", text)
+    return re.findall(r'"([^"]+)"', found)
+
+
+def test_the_checks_know_what_the_chart_sets() -> None:
+    checks = (CHART / "templates/_checks.tpl").read_text()
+    pods = (CHART / "templates/statefulset.yaml").read_text()
+    assert set(words_of(checks, "$arguments")) == set(re.findall(r"--set=(\w+)=", pods))
+    pairs = words_of(checks, "$instead")
+    known = {key for role in ROLES for key in options_of(role).__dataclass_fields__} | set(ClusterOptions.__dataclass_fields__)
+    assert set(pairs[::2]) <= known
+    found = values()
+    for path in re.findall(r"[\w.]+\w", " ".join(pairs[1::2]).replace(" and ", " ")):
+        folder, _, key = path.rpartition(".")
+        assert key in (found[folder] if folder else found)
+
+
+def test_pods_have_the_labels_that_are_refused_to_others(rendered: Rendered) -> None:
+    refused = set(words_of((CHART / "templates/_checks.tpl").read_text(), "has $key"))
+    for _, _, each in rendered.processes():
+        assert set(each["spec"]["template"]["metadata"]["labels"]) == refused
 
 
 def test_cluster_options_of_the_chart_are_options() -> None:
