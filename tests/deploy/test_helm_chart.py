@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from cluster.access.minting import make_demo
 from cluster.settings.command import parse
 from cluster.settings.options import ClientListenerOptions, ClusterOptions, RoleOptions, load_options
 from cluster.trust.key_folder import add_key, use_key
@@ -200,6 +201,12 @@ def test_every_process_takes_its_configuration(rendered: Rendered, tmp_path: Pat
         make_authority(tmp_path / "ca")
         for role in ROLES:
             issue(tmp_path / "ca", role, tmp_path / "tls")
+        (tmp_path / "clients").mkdir()
+        for name in ("tls.crt", "tls.key"):
+            shutil.copy(tmp_path / "tls/gateway.pem", tmp_path / "clients" / name)
+        make_demo(tmp_path / "access", ())
+        (tmp_path / "bridges").mkdir()
+        (tmp_path / "bridges/bridges.toml").write_text('[b]\nkind = "to-webhook"\ntopic = "t"\nurl = "http://127.0.0.1:1/"\n')
         text = text.replace("/etc/pixiu/", f"{tmp_path}/")
     (tmp_path / "config").mkdir()
     (tmp_path / "config/pixiu.toml").write_text(text)
