@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from cluster.core import log
 from pixiu.errors import ConfigurationError
 from tools import end_of_input
 from tools.cli.main import main
@@ -71,6 +72,7 @@ def test_every_command_says_it_before_anything_starts(
     if closed:
         monkeypatch.setattr(sys, "stdin", None)
     umask = os.umask(0o022)  # `pixiu up` sets its own
+    monkeypatch.setattr(log, "configure", lambda *_: None)  # it would hold for the tests that follow
     monkeypatch.setattr(sys, "argv", ["pixiu", *command, "--until-eof"])
     with pytest.raises(SystemExit) as ended:
         main()
