@@ -142,6 +142,8 @@ NAMED: Final[dict[str, str]] = {
     "make sim": "minutes of two cores; make test plays fewer seeds",
     "make mail": "ten minutes; make test plays it with fewer kills",
     f"{PX} up --secure": "tests/e2e/test_secure.py starts one and logs in with its token",
+    "export PIXIU_CLUSTER_TLS_DIR=run/tls": "the same",
+    "export PIXIU_TARGET=zks://127.0.0.1:2181/pubsub": "the same",
     "export PIXIU_CA=run/listeners/ca.pem": "the same",
     "export PIXIU_TOKEN=$(cat run/secure/token)": "the same",
     'mosquitto_sub --cafile "$PIXIU_CA" -h 127.0.0.1 -p 1883 -u demo -P "$PIXIU_TOKEN" -t room/42': (
