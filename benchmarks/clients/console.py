@@ -25,6 +25,7 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from benchmarks.clients.watching import percentile
 from comparison.processes import cpu_seconds
 from tests.support.cluster import running_cluster
 from tests.support.shared_zookeeper import end_shared_server
+from tests.support.waiting import until
 
 PAGES = {
     "map": ("map", "series"),
@@ -98,6 +100,12 @@ async def took(session: aiohttp.ClientSession, url: str, requests: Sequence[str]
     return time.perf_counter() - began
 
 
+async def is_counted(session: aiohttp.ClientSession, url: str) -> bool:
+    """True once an admin has counted probes."""
+    async with session.get(f"{url}api/paths") as answer:
+        return answer.status == 200
+
+
 async def share(pid: int, seconds: float) -> float:
     """Per cent of a core that a process uses."""
     before, began = cpu_seconds([pid]), time.perf_counter()
@@ -133,8 +141,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
                 async with session.post(f"{url}api/login", json={"token": token}) as answer:
                     answer.raise_for_status()
-                while (await session.get(f"{url}api/paths")).status != 200:
-                    await asyncio.sleep(1)
+                await until(partial(is_counted, session, url), "the first probes")
                 figures["pages_ms"] = pages = {}
                 for page, requests in PAGES.items():
                     pages[page] = sorted([round(1e3 * await took(session, url, requests)) for _ in range(arguments.rounds)])
