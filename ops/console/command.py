@@ -30,6 +30,7 @@ from tools.end_of_input import on_end_of_input
 
 PORT: Final = 7080
 OPERATORS: Final = "operators"
+VIEWERS: Final = "viewers"
 NAME: Final = re.compile(r"[A-Za-z0-9_.:\[\]-]{1,253}")
 """A host name or an address."""
 
@@ -46,6 +47,7 @@ def console(
         Path | None, typer.Option(help="The cluster's access file: its users log in with their tokens.", metavar="FILE")
     ] = None,
     group: Annotated[str, typer.Option(help="With --access: users of this group may change something.")] = OPERATORS,
+    viewers: Annotated[str, typer.Option(help="With --access: users of this group may look.")] = VIEWERS,
     certificate: Annotated[
         Path | None, typer.Option(help="PEM file with the certificate of its URL and the private key.", metavar="FILE")
     ] = None,
@@ -69,7 +71,7 @@ def console(
     log.configure("console", "info", sys.stderr)
     place = Place(host, port, tuple(names or ()), _tls(certificate))
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(target, place, access, group, look=look, until_eof=until_eof))
+        asyncio.run(_serve(target, place, access, (group, viewers), look=look, until_eof=until_eof))
 
 
 def _tls(certificate: Path | None) -> ssl.SSLContext | None:
@@ -83,13 +85,13 @@ def _tls(certificate: Path | None) -> ssl.SSLContext | None:
     return context
 
 
-async def _serve(target: str, place: Place, access: Path | None, group: str, *, look: bool, until_eof: bool) -> None:
+async def _serve(target: str, place: Place, access: Path | None, groups: tuple[str, str], *, look: bool, until_eof: bool) -> None:
     ended = asyncio.Event()
     if until_eof:
         on_end_of_input(ended.set)
     guard = LoginGuard(str(access), log.get_logger(), Audit(None)) if access is not None else None
     secret = "" if access is not None or look else secrets.token_urlsafe(SECRET_BYTES)
-    logins = Logins(secret, guard, group, operator=operator())
+    logins = Logins(secret, guard, *groups, operator=operator())
     async with Cluster(target) as cluster:
         server = Console(cluster, logins, place)
         try:

@@ -16,7 +16,7 @@ from typing import Final
 
 from cluster.access.login_guard import LoginGuard
 from cluster.trust.identity import Credentials
-from pixiu.errors import NotAuthenticated
+from pixiu.errors import NotAllowed, NotAuthenticated
 
 SESSION_S: Final = 12 * 3600.0
 MAX_SESSIONS: Final = 1_000
@@ -47,13 +47,22 @@ class Logins:
     Args:
         secret: the token of whoever started the console, who may change everything; empty: there is none.
         guard: checks the tokens of the cluster's users; None: there are none.
-        group: users in this group may change something, the others look.
+        group: users in this group may change something.
+        viewers: users in this group may look. Others have no login: a page shows the inbox of every user.
     """
 
     def __init__(
-        self, secret: str, guard: LoginGuard | None, group: str, *, operator: str, wall_s: Callable[[], float] = time.time
+        self,
+        secret: str,
+        guard: LoginGuard | None,
+        group: str,
+        viewers: str,
+        *,
+        operator: str,
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
-        self._secret, self._guard, self._group, self._operator, self._wall_s = secret, guard, group, operator, wall_s
+        self._secret, self._guard, self._operator, self._wall_s = secret, guard, operator, wall_s
+        self._group, self._viewers = group, viewers
         self._sessions: dict[str, Session] = {}
 
     @property
@@ -62,7 +71,7 @@ class Logins:
         return bool(self._secret) or self._guard is not None
 
     async def log_in(self, token: str, address: str) -> tuple[str, Session]:
-        """Begin a session. Returns its cookie. Raises `NotAuthenticated`, `Overloaded`."""
+        """Begin a session. Returns its cookie. Raises `NotAuthenticated`, `NotAllowed`, `Overloaded`."""
         if not token or len(token) > MAX_TOKEN:
             raise NotAuthenticated(f"a token has 1 to {MAX_TOKEN} characters")
         now = self._wall_s()
@@ -70,7 +79,10 @@ class Logins:
             session = Session(self._operator, True, now + SESSION_S)
         elif self._guard is not None:
             identity = await self._guard.check(Credentials("", token, CLIENT, address))
-            session = Session(identity.user, self._group in identity.groups, min(now + SESSION_S, identity.expires_at))
+            may_change = self._group in identity.groups
+            if not may_change and self._viewers not in identity.groups:
+                raise NotAllowed(f"the console is for users in the groups {self._viewers} and {self._group} of the access file")
+            session = Session(identity.user, may_change, min(now + SESSION_S, identity.expires_at))
         else:
             raise NotAuthenticated("this is not the token that `pixiu console` printed")
         cookie = secrets.token_urlsafe(SECRET_BYTES)

@@ -213,7 +213,7 @@ class Console:
         token = body_of(await request.read()).text("token", most=MAX_BODY_BYTES)
         try:
             cookie, session = await self._logins.log_in(token, request.remote or "")
-        except NotAuthenticated:
+        except (NotAllowed, NotAuthenticated):
             log.get_logger().warning(REFUSED, address=request.remote)
             raise
         response = web.json_response({"user": session.user, "may_change": session.may_change})

@@ -43,7 +43,9 @@ async def _ask(target: str) -> dict[str, Any]:
 
 async def read_availability(view: View) -> dict[str, Any]:
     """Ask all admins for what they keep, and take the newest. Raises `Unavailable`."""
-    answers = await asyncio.gather(*(_one(node) for node in view.running("admin")))
+    if not (admins := view.running("admin")):
+        raise Unavailable("no admin is running, and admins keep the availability: `pixiu status` shows what is missing")
+    answers = await asyncio.gather(*(_one(node) for node in admins))
     found = [answer for answer in answers if answer]
     if not found:
         raise Unavailable(NO_REPORT)

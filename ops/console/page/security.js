@@ -9,7 +9,7 @@ async function show(place) {
   const found = await read("security");
   place.replaceChildren(
     found.insecure.length ? h("ul", { class: "problems" }, found.insecure.map((text) => h("li", {}, `not guarded: ${text}`)))
-      : h("p", { class: "good" }, "✓ no listener was opened to everybody"),
+      : h("p", { class: "good" }, "✓ each listener is guarded, or reached from its own machine alone"),
     table("Since each process began", [
       { name: "process", show: (row) => row.name }, { name: "cluster's port", show: (row) => row.address }, { name: "clients' port", show: (row) => row.client_address },
       ...COUNTS.map(([key, name]) => ({ name, number: true, show: (row) => count(row[key]) })),

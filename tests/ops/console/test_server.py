@@ -43,7 +43,7 @@ async def asked(browser: aiohttp.ClientSession, method: str, path: str, **words:
 
 
 def secret_logins() -> Logins:
-    return Logins(SECRET, None, "operators", operator="ann@here")
+    return Logins(SECRET, None, "operators", "viewers", operator="ann@here")
 
 
 async def test_nothing_is_shown_without_a_login() -> None:
@@ -73,7 +73,7 @@ async def test_the_token_of_this_run_gives_a_cookie_that_no_script_reads() -> No
 
 
 async def test_a_console_without_logins_shows_and_changes_nothing() -> None:
-    async with console(Logins("", None, "operators", operator="")) as browser:
+    async with console(Logins("", None, "operators", "viewers", operator="")) as browser:
         assert {await asked(browser, "POST", f"/api/{path}", json={}) for path in CHANGES} == {(403, "NOT_ALLOWED")}
         assert {await asked(browser, "GET", f"/api/{path}") for path in (*CONTENTS, "mqtt")} == {(403, "NOT_ALLOWED")}
         assert await asked(browser, "GET", "/api/series") == (200, "")
@@ -93,7 +93,7 @@ async def test_a_console_without_logins_shows_and_changes_nothing() -> None:
     ids=str,
 )
 async def test_pages_of_other_sites_may_not_call(headers: dict[str, str]) -> None:
-    async with console(Logins("", None, "operators", operator="")) as browser:
+    async with console(Logins("", None, "operators", "viewers", operator="")) as browser:
         assert await asked(browser, "GET", "/api/series", headers=headers) == (403, "NOT_ALLOWED")
 
 
@@ -172,9 +172,12 @@ async def test_a_cluster_without_processes_is_an_error_and_not_an_empty_page() -
 async def test_users_of_the_access_file_look_and_operators_change(tmp_path: Any) -> None:
     key = key_of(tmp_path / "signing.pem")
     (tmp_path / "access.toml").write_text('[jwt]\nkeys = "keys.json"\naudience = "pixiu"\n')
-    logins = Logins("", LoginGuard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None)), "operators", operator="")
+    guard = LoginGuard(str(tmp_path / "access.toml"), log.get_logger(), Audit(None))
+    logins = Logins("", guard, "operators", "viewers", operator="")
     async with console(logins) as browser:
-        for groups, may_change in (((), False), (("operators",), True)):
+        nobody = token(key, "bob", 0, ("players",), lasts_s=60, audience="pixiu")
+        assert await asked(browser, "POST", "/api/login", json={"token": nobody}) == (403, "NOT_ALLOWED")
+        for groups, may_change in ((("viewers",), False), (("operators",), True)):
             given = token(key, "ann", 0, groups, lasts_s=60, audience="pixiu")
             async with browser.post("/api/login", json={"token": given}) as answer:
                 assert await answer.json() == {"user": "ann", "may_change": may_change}
@@ -185,7 +188,7 @@ async def test_users_of_the_access_file_look_and_operators_change(tmp_path: Any)
 
 async def test_sessions_end_and_are_bounded() -> None:
     now = [1_000.0]
-    logins = Logins(SECRET, None, "operators", operator="ann", wall_s=lambda: now[0])
+    logins = Logins(SECRET, None, "operators", "viewers", operator="ann", wall_s=lambda: now[0])
     first, session = await logins.log_in(SECRET, "127.0.0.1")
     assert logins.session(first) == session
     for _ in range(MAX_SESSIONS):
