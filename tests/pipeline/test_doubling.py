@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(600)]
 
 STORES = ["--relay-replicas=1", "--xius=1", "--xiu-replicas=2", "--pis=1", "--pi-replicas=1"]
 ROWS_PER_S = 100
-TRIGGER = "1 second"
-"""Of both queries: as fast as they can they leave the doubling no CPU."""
+READ_EVERY, WRITE_EVERY = "1 second", "3 seconds"
+"""Triggers: as fast as they can they leave the doubling no CPU, and each batch that is written starts a Python for its commit."""
 FIRST_BATCH_S = 300.0
 """With a Java that has just started, on a machine that has much else to do."""
 
@@ -33,7 +33,7 @@ def sink(spark: Any, store: Store, checkpoint: Path) -> Any:
     rows = spark.readStream.format("rate").option("rowsPerSecond", ROWS_PER_S).load()
     return (
         rows.selectExpr("value as id", "1 + value % 8 as uin", "cast(value as string) as body")
-        .writeStream.trigger(processingTime=TRIGGER)
+        .writeStream.trigger(processingTime=WRITE_EVERY)
         .format("pixiu")
         .option("target", store.target)
         .option("query", "counted")
@@ -79,7 +79,7 @@ def test_xiu_is_doubled_and_its_leader_dies_under_source_and_sink(spark: Any, tm
         wait_for(lambda: writes.running().lastProgress, "a micro-batch of the sink", FIRST_BATCH_S)
         reads = Lasting(
             stream(spark, store, maxOffsetsPerTrigger=500)
-            .writeStream.trigger(processingTime=TRIGGER)
+            .writeStream.trigger(processingTime=READ_EVERY)
             .format("parquet")
             .option("path", str(read / "rows"))
             .option("checkpointLocation", str(read / "checkpoint"))

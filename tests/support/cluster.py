@@ -34,8 +34,11 @@ LAYOUT = os.environ.get("PIXIU_LAYOUT", "separate")
 Found = TypeVar("Found")
 
 
-def wait_for(condition: Callable[[], Found], what: str, timeout_s: float = WAIT_S, pause_s: float = 0.05) -> Found:
-    """The condition's first true value. Fails with `what` when it does not come. What takes long to ask is asked less often."""
+def wait_for(
+    condition: Callable[[], Found], what: str | Callable[[], str], timeout_s: float = WAIT_S, pause_s: float = 0.05
+) -> Found:
+    """The condition's first true value. Fails with `what`, a function is called then, when it does not come. What takes long to
+    ask is asked less often."""
     end = time.monotonic() + timeout_s
     while True:
         asked = time.monotonic()
@@ -43,7 +46,7 @@ def wait_for(condition: Callable[[], Found], what: str, timeout_s: float = WAIT_
         if found:
             return found
         now = time.monotonic()
-        assert now < end, f"{what} did not come in {timeout_s:.0f} s"
+        assert now < end, f"{what if isinstance(what, str) else what()} did not come in {timeout_s:.0f} s"
         time.sleep(pause_after(now - asked, pause_s))
 
 
@@ -60,12 +63,17 @@ def status_of(target: str) -> dict[str, Any]:
     return found
 
 
-def is_healthy(target: str) -> bool:
-    """Whether `pixiu status` would say so; a registry that is away is none."""
+def problems_of(target: str) -> list[str]:
+    """What `pixiu status` would name; a registry that is away is one."""
     try:
-        return read_status_of(target).healthy
-    except PixiuError:
-        return False
+        return read_status_of(target).problems
+    except PixiuError as error:
+        return [str(error)]
+
+
+def is_healthy(target: str) -> bool:
+    """Whether `pixiu status` would say so."""
+    return not problems_of(target)
 
 
 class LocalCluster:
@@ -152,7 +160,14 @@ class LocalCluster:
 
     def wait_healthy(self) -> None:
         """Until `pixiu status` says healthy."""
-        wait_for(lambda: is_healthy(self.target), "a healthy status", pause_s=0.2)
+        problems: list[str] = []
+
+        def healthy() -> bool:
+            nonlocal problems
+            problems = problems_of(self.target)
+            return not problems
+
+        wait_for(healthy, lambda: f"a healthy status instead of {problems}", pause_s=0.2)
 
     def mqtt_ports(self) -> list[int]:
         """Of every gateway."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from pixiu.errors import Unavailable
 from tests.support.cluster import LocalCluster
 from tests.support.waiting import until
 from tools.cli.http import fetch, samples
@@ -125,11 +126,20 @@ class Player:
         return client
 
     async def come(self) -> None:
-        await self.client.connect()
+        """Connect, again where the connection is lost before it is answered, as clients do; then subscribe."""
+        await until(self._connected, lambda: f"user {self.uin}'s connection", WAIT_S)
         if self.rooms:
             await self.join(*sorted(self.rooms))
         if self.chat:
             await self.client.subscribe([f"user/{self.uin}"])
+
+    async def _connected(self) -> bool:
+        try:
+            await self.client.connect()
+        except Unavailable:
+            self.client = self._new()
+            return False
+        return True
 
     async def join(self, *rooms: int) -> None:
         self.rooms |= set(rooms)

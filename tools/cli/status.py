@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from pixiu.discovery.zookeeper import ZooKeeper
 
 HTTP_AT_ONCE = 32
+Pages = tuple[int, bytes, bytes]
+"""HTTP status and body of a process's `/health`, and its `/metrics`, empty if not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,26 +225,40 @@ async def ask_processes(
     """Ask every process of a view. metrics: read what links lost, too, which costs most of the work."""
     slots = asyncio.Semaphore(HTTP_AT_ONCE)
 
-    async def ask(node: Node) -> ProcessStatus:
+    async def ask(node: Node) -> Pages | str:
         async with slots:
             return await _ask(node, metrics)
 
-    found = judge(address, view, list(await asyncio.gather(*(ask(node) for node in view.nodes))))
+    # Parsing takes longer than asking: in between it would use up the time that others have to answer.
+    answers = await asyncio.gather(*(ask(node) for node in view.nodes))
+    found = judge(address, view, [_status_of(node, answer) for node, answer in zip(view.nodes, answers, strict=True)])
     logs = [(one.node.role, one.node.partition, one.doubling) for one in found.processes if one.doubling]
     found.doublings = doublings_of(view, logs, tools)
     return found
 
 
-async def _ask(node: Node, metrics: bool) -> ProcessStatus:
+async def _ask(node: Node, metrics: bool) -> Pages | str:
+    """A process's pages, or why there are none."""
     try:
         status, body = await fetch(node.host, node.http_port, "/health")
-        said = json.loads(body)
         page = (await fetch(node.host, node.http_port, "/metrics"))[1] if metrics else b""
     except (OSError, ValueError) as error:
-        return ProcessStatus(
-            node, False, f"does not answer ({str(error) or 'no answer in time'}); was it killed, or does it hang?", silent=True
-        )
-    return read_pages(node, status, said if isinstance(said, dict) else {}, page)
+        return str(error) or "no answer in time"
+    return status, body, page
+
+
+def _status_of(node: Node, answer: Pages | str) -> ProcessStatus:
+    if isinstance(answer, str):
+        why = answer
+    else:
+        status, body, page = answer
+        try:
+            said = json.loads(body)
+        except ValueError as error:
+            why = str(error)
+        else:
+            return read_pages(node, status, said if isinstance(said, dict) else {}, page)
+    return ProcessStatus(node, False, f"does not answer ({why}); was it killed, or does it hang?", silent=True)
 
 
 def read_pages(node: Node, status: int, said: dict[str, object], page: bytes) -> ProcessStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from dataclasses import replace
@@ -13,11 +14,13 @@ from rich.console import Console
 from pixiu.discovery.node import Node, NodeState
 from pixiu.discovery.view import Layout, RoleLayout, View
 from pixiu.ids import EndpointID
+from tools.cli import status
 from tools.cli.doublings import doublings_of, phase_of, tool_of
 from tools.cli.status import (
     ClusterStatus,
     ProcessStatus,
     age_text,
+    ask_processes,
     builds,
     judge,
     missing_processes,
@@ -90,6 +93,26 @@ def test_a_doubling_under_way_is_told() -> None:
     assert missing_processes(view) == [
         "broker: a doubling from 2 to 4 partitions is under way; `pixiu double broker` goes on with it"
     ]
+
+
+async def test_no_page_is_parsed_while_processes_still_have_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing the pages of some would use up the time that the others have."""
+    asked, view = 0, whole()
+
+    async def fetch(_host: str, port: int, _path: str) -> tuple[int, bytes]:
+        nonlocal asked
+        for _ in range(port - 8000):
+            await asyncio.sleep(0)
+        asked += 1
+        return 200, b"{}"
+
+    def read(of: Node, *_: object) -> ProcessStatus:
+        assert asked == 2 * len(view.nodes)
+        return ProcessStatus(of, True)
+
+    monkeypatch.setattr(status, "fetch", fetch)
+    monkeypatch.setattr(status, "read_pages", read)
+    assert (await ask_processes(TARGET, view, {})).healthy
 
 
 def test_a_process_that_runs_and_answers_is_healthy_and_its_links_counters_are_read() -> None:
