@@ -12,6 +12,7 @@ Source: docs/security.md, "Login tickets".
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import time
@@ -33,6 +34,8 @@ from pixiu.ids import EndpointID, session_uin
 from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.duplex import Duplex, StreamEnded
 
+READY_S: Final = 2.0
+"""Time for which a login waits for a proxy, seconds. Policy: after the start of a cluster, or of a lost proxy, one comes soon."""
 ASK_S: Final = 8.0
 """Time limit of a login's check, seconds: passwords are hashed, and callbacks are asked."""
 SHOW_S: Final = 2.0
@@ -119,6 +122,7 @@ class _Stream:
             return
         backoff.reset()
         self.ready = True
+        self._client.one_ready.set()
         self._client.changed()
 
     def _take(self, reply: Reply) -> None:
@@ -173,6 +177,8 @@ class TicketClient:
         self._streams: dict[EndpointID, _Stream] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._asking = 0
+        self.one_ready = asyncio.Event()
+        """Set whenever a stream becomes ready."""
         self.asked = self.voided = 0
         """Tickets asked for, and tickets that were reported as void."""
 
@@ -238,13 +244,13 @@ class TicketClient:
         return reply
 
     async def _ask(self, credentials: Credentials, session_client: str) -> tuple[Reply, _Stream]:
-        """Ask one proxy; another one if the stream to it ends."""
+        """Ask one proxy, once there is one; another one if the stream to it ends."""
         self.asked += 1
         login = tickets_pb2.LoginCredentials(
             user=credentials.user, secret=credentials.secret, client_id=credentials.client_id, address=credentials.address,
             certificate=credentials.certificate,
         )  # fmt: skip
-        streams = [stream for stream in self._streams.values() if stream.ready]
+        streams = await self._ready()
         random.shuffle(streams)
         for stream in streams[:2]:
             try:
@@ -254,6 +260,15 @@ class TicketClient:
             except TimeoutError:
                 raise Overloaded("the proxies did not check the login in time", RETRY_MS) from None
         raise Unavailable(NO_PROXY)
+
+    async def _ready(self) -> list[_Stream]:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READY_S):
+                while not (streams := [stream for stream in self._streams.values() if stream.ready]):
+                    self.one_ready.clear()
+                    await self.one_ready.wait()
+                return streams
+        return []
 
     async def _show(self, shown: bytes, streams: Sequence[_Stream]) -> None:
         """Show a ticket to proxies, and wait for them; one that does not confirm is left until it was shown everything."""

@@ -230,8 +230,18 @@ async def test_a_proxy_that_does_not_confirm_is_left_until_it_has_everything(
         assert deaf.shown[7] == bench.held.of(7)
 
 
+async def test_a_login_waits_for_a_proxy_that_is_not_ready_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticket_client, "READY_S", 60.0)
+    async with world(tmp_path) as bench:
+        first = asyncio.create_task(bench.admit())
+        await until(lambda: bench.client.asked)
+        await bench.connect(count=1)
+        assert (await first).uin == 7
+
+
 async def test_without_a_proxy_nobody_is_let_in_and_may_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.rpc.framed_listener.STOP_S", 0.05)
+    monkeypatch.setattr(ticket_client, "READY_S", 0.05)
     async with world(tmp_path) as bench:
         with pytest.raises(Unavailable, match="no proxy can check logins now"):
             await bench.admit()
