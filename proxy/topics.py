@@ -1,6 +1,6 @@
 """The `Topics` service of a proxy: describes topics from the registry, and passes changes on to the leading admin.
 
-    client ──Describe, List──▶ proxy ──▶ registry (each topic is read at most once a second)
+    client ──Describe, List──▶ proxy ──▶ registry (each topic is read once a second, and when it changes)
            ──Change─────────▶ proxy ──▶ leading admin, found by its lease
 
 Source: docs/topics.md, "Administration".
@@ -27,7 +27,7 @@ from cluster.topics.describe import description_of, error_of
 from cluster.wire.v1 import admin_pb2, admin_pb2_grpc
 from pixiu.discovery import paths
 from pixiu.discovery.node import json_object, text
-from pixiu.discovery.operations import NoNode
+from pixiu.discovery.operations import NoNode, WatchEvent
 from pixiu.discovery.topics import PartState, TopicNode, check_name, read_topic, topic_names
 from pixiu.errors import (
     InvalidArgument,
@@ -239,10 +239,17 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
 
     async def _read(self, name: str) -> tuple[TopicNode, topic_pb2.TopicDescription] | None:
         try:
-            found = await read_topic(self._context.zookeeper, self._context.root, name)
+            found = await read_topic(self._context.zookeeper, self._context.root, name, self._topic_changed)
         except MalformedData as error:
             raise Unavailable(f"topic {name} cannot be read from the registry: {error}") from None
         return None if found is None else (found[0], await self._with_groups(found[0]))
+
+    def _topic_changed(self, event: WatchEvent) -> None:
+        """Read a topic anew for the next caller, who may know of a change that another proxy made."""
+        self._cache.forget(("topic", event.path.rpartition("/")[2]))
+
+    def _names_changed(self, _event: WatchEvent) -> None:
+        self._cache.forget("names")
 
     async def _with_groups(self, node: TopicNode) -> topic_pb2.TopicDescription:
         made = description_of(node)
@@ -268,7 +275,9 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
     async def _list(self, access: LoginSession | None, request: topic_pb2.ListTopicsRequest) -> topic_pb2.ListTopicsReply:
         limit = min(request.limit or MAX_LISTED, MAX_LISTED)
         async with self._lists:
-            every = await self._cache.get("names", lambda: topic_names(self._context.zookeeper, self._context.root))
+            every = await self._cache.get(
+                "names", lambda: topic_names(self._context.zookeeper, self._context.root, self._names_changed)
+            )
             names = [name for name in every if name.startswith(request.prefix) and name > request.after]
             reply = topic_pb2.ListTopicsReply()
             for first in range(0, len(names), LISTED_AT_ONCE):

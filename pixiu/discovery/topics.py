@@ -19,7 +19,7 @@ from typing import Final
 
 from pixiu.discovery import paths
 from pixiu.discovery.node import integer, json_object
-from pixiu.discovery.operations import NoNode
+from pixiu.discovery.operations import NoNode, Watch
 from pixiu.discovery.zookeeper import ZooKeeper
 from pixiu.errors import InvalidArgument, MalformedData
 from pixiu.ids import MAX_ID
@@ -245,22 +245,25 @@ class Numbers:
         return cls(integer(found, "topic", 0, MAX_NUMBER, 0), integer(found, "channel", 0, MAX_NUMBER, 0))
 
 
-async def read_topic(zookeeper: ZooKeeper, root: str, name: str) -> tuple[TopicNode, int] | None:
-    """Read a topic's node and the version of the node for compare-and-set; None: there is no such topic.
+async def read_topic(
+    zookeeper: ZooKeeper, root: str, name: str, watch: Watch | None = None
+) -> tuple[TopicNode, int] | None:  # fmt: skip
+    """Read a topic's node and the version of the node for compare-and-set; None: there is no such topic. The watch fires when a
+    topic that there is changes.
 
     Raises `InvalidArgument` for an impossible name, `MalformedData`, `RegistryUnavailable`.
     """
     try:
-        data, stat = await zookeeper.get(paths.topic(root, check_name(name)))
+        data, stat = await zookeeper.get(paths.topic(root, check_name(name)), watch)
     except NoNode:
         return None
     return TopicNode.from_json(name, data), stat.version
 
 
-async def topic_names(zookeeper: ZooKeeper, root: str) -> list[str]:
-    """Read the names of all topics, sorted. Raises `RegistryUnavailable`."""
+async def topic_names(zookeeper: ZooKeeper, root: str, watch: Watch | None = None) -> list[str]:
+    """Read the names of all topics, sorted. The watch fires when there are others. Raises `RegistryUnavailable`."""
     try:
-        return [name for name in await zookeeper.children(paths.topics(root)) if _NAME.fullmatch(name)]
+        return [name for name in await zookeeper.children(paths.topics(root), watch) if _NAME.fullmatch(name)]
     except NoNode:
         return []
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from cluster.replication.storage.segment import SUFFIX
 from cluster.topics import entries as en
 from cluster.wire.v1.repair_pb2 import GiveUpRequest, VerifyRequest
 from cluster.wire.v1.repair_pb2_grpc import RepairStub
@@ -118,6 +119,8 @@ async def test_a_new_follower_gets_a_snapshot_and_can_lead(roles: Roles) -> None
         async with Member(node, credit=10) as member:
             await member.get(10)
             await member.report(1, acknowledged=[0, 5])
+        # Without the beginning of the log a follower needs a snapshot.
+        await until(lambda: not [*roles.folder.glob(f"topic-a/**/{0:020d}-*{SUFFIX}")], "the end of the log's first segment")
         roles.start("topic-b", partition=0, segment_mb=1)
         await in_sync(roles, 2, "topic-a", "topic-b")
         assert (await writer.write([b"last"], 60)).base == 59

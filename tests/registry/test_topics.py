@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +23,13 @@ from pixiu.discovery.topics import (
     read_topic,
     topic_names,
 )
+from pixiu.discovery.view import View
 from pixiu.discovery.zookeeper import ZooKeeper
-from pixiu.errors import InvalidArgument, MalformedData, NotLeader
+from pixiu.errors import InvalidArgument, MalformedData, NotLeader, UnknownTopic
 from pixiu.placement.slots import SLOTS
+from pixiu.wire.v1 import topic_pb2
+from proxy import topics as proxy_topics
+from proxy.topics import TopicsService
 from registry.topics import AdminLease, TopicStore
 from tests.support.waiting import until
 from tests.support.zookeeper import connected, expire
@@ -78,6 +84,35 @@ async def test_a_deposed_admin_writes_nothing(zookeeper: ZooKeeper, root: str) -
     await until(lambda: first.lease.epoch == 3)  # it sees that its epoch is over, and leads in a new one
     assert first.epochs == [1, 0, 3]
     await first.lease.stop()
+
+
+async def test_proxies_see_what_another_one_changed(zookeeper: ZooKeeper, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before what they remember is too old: a user who changes a topic and looks at it may be served by two of them."""
+    monkeypatch.setattr(proxy_topics, "CACHED_S", 3600.0)
+    admin = Admin(zookeeper, root, "a")
+    await until(lambda: admin.lease.epoch == 1)
+    await admin.store.load()
+    context: Any = SimpleNamespace(zookeeper=zookeeper, root=root, tls=None, view=View())
+    service = TopicsService(context, None)
+    assert (await service.List(topic_pb2.ListTopicsRequest(), None)).topics == []
+
+    async def shows(version: int) -> bool:
+        try:
+            described = await service.Describe(topic_pb2.DescribeTopicRequest(name="orders"), context_of_call)
+        except UnknownTopic:
+            return False
+        listed = (await service.List(topic_pb2.ListTopicsRequest(), None)).topics
+        return [described.version, *(each.version for each in listed)] == [version, version]
+
+    async def abort(_code: object, _text: str) -> None:
+        """The error follows."""
+
+    context_of_call: Any = SimpleNamespace(abort=abort)
+    opened = replace(NODE, parts=(replace(NODE.parts[0], state=PartState.OPEN),))
+    for at, version in ((-1, 1), (0, 2)):
+        await admin.store.write("orders", at, replace(opened, version=version), Numbers(1, 1))
+        await until(partial(shows, version))
+    await admin.lease.stop()
 
 
 async def test_a_session_that_ends_costs_the_leadership(zookeeper_server: EmbeddedZooKeeper, root: str) -> None:
