@@ -1,6 +1,6 @@
 """The `Topics` service of a proxy: describes topics from the registry, and passes changes on to the leading admin.
 
-    client ──Describe, List──▶ proxy ──▶ registry (each topic is read once a second, and when it changes)
+    client ──Describe, List──▶ proxy ──▶ registry (at most once a second for a topic, and after a change)
            ──Change─────────▶ proxy ──▶ leading admin, found by its lease
 
 Source: docs/topics.md, "Administration".
@@ -245,7 +245,7 @@ class TopicsService(topic_pb2_grpc.TopicsServicer):
         return None if found is None else (found[0], await self._with_groups(found[0]))
 
     def _topic_changed(self, event: WatchEvent) -> None:
-        """Read a topic anew for the next caller, who may know of a change that another proxy made."""
+        """Forget a topic: the next caller may know of the change, which another proxy may have made."""
         self._cache.forget(("topic", event.path.rpartition("/")[2]))
 
     def _names_changed(self, _event: WatchEvent) -> None:

@@ -35,7 +35,7 @@ from pixiu.rpc.backoff import Backoff
 from pixiu.rpc.duplex import Duplex, StreamEnded
 
 READY_S: Final = 2.0
-"""Time for which a login waits for a proxy, seconds. Policy: after the start of a cluster, or of a lost proxy, one comes soon."""
+"""Longest wait of a login for a proxy, seconds. Policy: a proxy that starts, or starts again, is ready by then."""
 ASK_S: Final = 8.0
 """Time limit of a login's check, seconds: passwords are hashed, and callbacks are asked."""
 SHOW_S: Final = 2.0

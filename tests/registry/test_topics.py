@@ -87,7 +87,7 @@ async def test_a_deposed_admin_writes_nothing(zookeeper: ZooKeeper, root: str) -
 
 
 async def test_proxies_see_what_another_one_changed(zookeeper: ZooKeeper, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before what they remember is too old: a user who changes a topic and looks at it may be served by two of them."""
+    """A watch ends what a proxy remembers: a user may change a topic through one proxy and look at it through another."""
     monkeypatch.setattr(proxy_topics, "CACHED_S", 3600.0)
     admin = Admin(zookeeper, root, "a")
     await until(lambda: admin.lease.epoch == 1)
