@@ -23,7 +23,8 @@ from admin.groups import Groups
 from admin.options import Options
 from admin.requests import change_of
 from cluster.core.contract import TICK
-from cluster.core.role import RoleShell, Runner, totals
+from cluster.core.role import RoleShell, totals
+from cluster.core.runner import Runner
 from cluster.process.context import Context
 from cluster.topics.describe import description_of, refusal_of
 from cluster.wire.v1 import admin_pb2, admin_pb2_grpc

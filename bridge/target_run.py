@@ -18,7 +18,7 @@ from bridge.core import Core, Limits
 from bridge.options import TargetOptions
 from cluster.core import log
 from cluster.core.contract import END_OF_TURN, TICK
-from cluster.core.role import Runner
+from cluster.core.runner import Runner
 from pixiu.client.client import Client
 from pixiu.client.topics.reading.member import ChannelMember, ChannelMessage
 from pixiu.errors import ConfigurationError, NotConnected, PixiuError, Unavailable

@@ -65,13 +65,11 @@ class _Proxy:
     """End of its rest; `NEVER`: it does not rest."""
 
 
-@dataclass(slots=True, eq=False)
 class _Batch:
-    proxy: _Proxy
-    lane: _Lane
-    messages: list[ev.Confirmable]
-    size: int
-    sent_at: float
+    __slots__ = ("lane", "messages", "proxy", "sent_at", "size")
+
+    def __init__(self, proxy: _Proxy, lane: _Lane, messages: list[ev.Confirmable], size: int, sent_at: float) -> None:
+        self.proxy, self.lane, self.messages, self.size, self.sent_at = proxy, lane, messages, size, sent_at
 
 
 class Confirming:

@@ -227,11 +227,14 @@ class Confirmable:
         self._resolved(self, error)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class PublishConfirmed:
     """Local clients published messages of QoS 1, in order. `Resolved` follows for each."""
 
     messages: list[Confirmable]
+
+    def __init__(self, messages: list[Confirmable]) -> None:
+        self.messages = messages
 
 
 class RecordFailure(NamedTuple):
@@ -244,13 +247,16 @@ class RecordFailure(NamedTuple):
     retry_after_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class BatchResolved:
     """A proxy answered a batch of messages of QoS 1: all are accepted but those with a failure."""
 
     proxy: EndpointID
     number: int
     failures: list[RecordFailure]
+
+    def __init__(self, proxy: EndpointID, number: int, failures: list[RecordFailure]) -> None:
+        self.proxy, self.number, self.failures = proxy, number, failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +430,7 @@ class Fenced:
     """This generation is over: the process must end, and start again with a new one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class Deliver:
     """Write `data` to every connection: `count` PUBLISH packets of its dialect, or records end to end.
 
@@ -434,7 +440,10 @@ class Deliver:
     connections: tuple[int, ...]
     data: bytes
     count: int
-    paced: bool = False
+    paced: bool
+
+    def __init__(self, connections: tuple[int, ...], data: bytes, count: int, paced: bool = False) -> None:
+        self.connections, self.data, self.count, self.paced = connections, data, count, paced
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,11 +502,14 @@ class Passed:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class Resolved:
     """Outcomes of messages of QoS 1: accepted (None), or the reason why not."""
 
     outcomes: list[tuple[Confirmable, PixiuError | None]]
+
+    def __init__(self, outcomes: list[tuple[Confirmable, PixiuError | None]]) -> None:
+        self.outcomes = outcomes
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from google.protobuf.message import DecodeError
 from cluster.access.kicks import Kick, kick_of
 from cluster.access.logins import guard_of
 from cluster.core.contract import END_OF_TURN, TICK, RecordsReceived, Settled
-from cluster.core.role import RoleShell, Runner, totals
+from cluster.core.role import RoleShell, totals
+from cluster.core.runner import Runner
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.membership.events import DigestKeysChanged
 from cluster.membership.map.digest import Digest, DigestRule

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from cluster.core.contract import END_OF_TURN, TICK
-from cluster.core.role import Runner, totals
+from cluster.core.role import totals
+from cluster.core.runner import Runner
 from cluster.process.context import Context
 from cluster.rpc.methods import EXCHANGE
 from cluster.store.doubling.copied import Record

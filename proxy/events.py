@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from cluster.core.contract import RecordsReceived, SendControl, SendRecords, Settle, Settled, Tick
@@ -95,7 +95,7 @@ class BatchPublished:
     """True if another batch follows at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class GatewayPublished:
     """A gateway's batch of `count` records, whose outcome it waits for. Its own number is `number`; as a stream of one batch, which
     no publisher opened, it is `stream`."""
@@ -105,8 +105,20 @@ class GatewayPublished:
     number: int
     data: bytes
     count: int
-    sessions: Sequence[int] = ()
+    sessions: Sequence[int]
     """Of each record: the kept session whose client published it, or 0; empty: all 0."""
+
+    def __init__(
+        self, stream: int, gateway: EndpointID, number: int, data: bytes, count: int, sessions: Sequence[int] = ()
+    ) -> None:
+        self.stream, self.gateway, self.number, self.data, self.count, self.sessions = (
+            stream,
+            gateway,
+            number,
+            data,
+            count,
+            sessions,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +184,16 @@ def add_failure(failures: list[Failure], failure: Failure) -> None:
     failures.append(failure)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class Reply:
     """Report to a publisher that every position up to `up_to` is resolved."""
 
     stream: int
     up_to: int
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[Failure]
+
+    def __init__(self, stream: int, up_to: int, failures: list[Failure] | None = None) -> None:
+        self.stream, self.up_to, self.failures = stream, up_to, [] if failures is None else failures
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from cluster.access.authorities import Authorities
 from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.access.logins import enter, guard_of
 from cluster.core.contract import TICK, RecordsReceived, Settled
-from cluster.core.role import RoleShell, Runner, totals
+from cluster.core.role import RoleShell, totals
+from cluster.core.runner import Runner
 from cluster.links.api import Outcome, Peer, PeerState
 from cluster.metrics.histogram import SIZES, OneAtATime
 from cluster.process.context import Context

@@ -17,7 +17,8 @@ from typing import Final
 
 from cluster.access.logins import guard_of
 from cluster.core.contract import END_OF_TURN, TICK
-from cluster.core.role import Runner, totals
+from cluster.core.role import totals
+from cluster.core.runner import Runner
 from cluster.process.context import Context
 from cluster.replication.core.refusals import not_leader
 from cluster.store.events import Committed, LeaderChanged, Propose

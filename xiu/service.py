@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from cluster.core.contract import Tick
-from cluster.core.role import Runner, totals
+from cluster.core.role import totals
+from cluster.core.runner import Runner
 from cluster.links.api import Outcome
 from cluster.process.context import Context
 from cluster.process.shared_memory import folder_name

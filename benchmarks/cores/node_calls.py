@@ -123,6 +123,8 @@ class Counter:
         for entry in self._profile.getstats():
             code = entry.code
             where = code if isinstance(code, str) else f"{'/'.join(Path(code.co_filename).parts[-3:])} {code.co_qualname}"
+            if not isinstance(code, str) and code.co_filename == "<string>":  # a dataclass's, told from others by its fields
+                where += f"({', '.join(code.co_varnames[: code.co_argcount])})"
             found[where] = found.get(where, 0) + entry.callcount
         self._profile = cProfile.Profile(builtins=self._builtins)
         return found

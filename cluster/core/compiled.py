@@ -38,7 +38,7 @@ SUFFIX: Final = EXTENSION_SUFFIXES[0]
 MODULES: Final = {
     "pixiu": "ids",
     "pixiu.wire": "cursor envelope levels record",
-    "pixiu.placement": "big_rooms ordered_routes partition split topics weights",
+    "pixiu.placement": "big_rooms filter_tree ordered_routes partition split topics weights",
     "cluster.mqtt": (
         "codec decoder events fields inbound mail outbound packets properties properties_in_records reason_codes server states "
         "subscriptions terms"
@@ -59,8 +59,8 @@ MODULES: Final = {
     ),
     "cluster.store": "events",
     "cluster.rpc": "frames",
-    "cluster.core": "contract layout_notices parcels reading_gate token_bucket",
-    "cluster.listeners": "handler",
+    "cluster.core": "contract layout_notices parcels reading_gate runner token_bucket",
+    "cluster.listeners": "handler link_table",
     "cluster.metrics": "histogram hot_keys received_batches",
     "proxy": (
         "core events mail.batches mail.pipeline mail.requests mail.results mail_events notices.mail_notices presence "
@@ -73,10 +73,10 @@ MODULES: Final = {
     "gateway": (
         "clients.access clients.admission clients.backlog clients.client_ids clients.clients clients.deliveries "
         "clients.join_share clients.join_steps clients.memory_budget clients.paced_fanout clients.publishing clients.rates "
-        "clients.slow_consumers confirming core delivery.dedupe delivery.mail delivery.signals delivery.traces events "
-        "grpc.subscriber mail.lane mail.queue mail.run membership.controls membership.devices membership.feedback "
-        "membership.reporter membership.rooms mqtt.connection mqtt.login mqtt.publishing "
-        "mqtt.sockets mqtt.subscribing wills.core wills.events"
+        "clients.slow_consumers confirming core delivery.dedupe delivery.fan_out delivery.mail delivery.retained delivery.signals "
+        "delivery.traces events grpc.subscriber mail.lane mail.queue mail.run membership.controls membership.devices "
+        "membership.feedback membership.reporter membership.rooms mqtt.connection mqtt.login mqtt.publishing mqtt.sockets "
+        "mqtt.subscribing wills.core wills.events"
     ),
     "relay": (
         "chat core delivery.events delivery.limits delivery.saving delivery.session delivery.sessions delivery.slots "
@@ -98,7 +98,7 @@ out:
     pixiu.client                          users: the SDK is pure Python
     *.service                             wait for gRPC, the disk and the registry; nothing to gain
     cluster.rpc, pixiu.rpc                wait for sockets; mypyc has no asynchronous generators
-    cluster.core.role                     the services derive from it, and a class of Python cannot derive from a compiled one
+    cluster.core.role                     services derive from it, and a class of Python cannot derive from a compiled one
     pi.store.machine                      waits for threads and is cancelled meanwhile, after which mypyc's code crashes
     cluster.replication.storage.log       waits for the disk; mypyc has no `continue` inside `try … finally`
     cluster.replication.peers.peers       mypyc has no asynchronous generators

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.core.role import RoleShell, Runner
+from cluster.core.role import RoleShell
+from cluster.core.runner import Runner
 from cluster.process.context import Context
 from cluster.replication.core.events import Persisted
 from cluster.replication.machine import StateMachine

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from functools import partial
 
 from cluster.core.contract import END_OF_TURN, TICK
-from cluster.core.role import Runner, totals
+from cluster.core.role import totals
+from cluster.core.runner import Runner
 from cluster.links.api import Links
 from cluster.mqtt.properties_in_records import origin_of
 from cluster.wills.will import WillMessage, decode

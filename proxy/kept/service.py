@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cluster.core.contract import TICK
-from cluster.core.role import Runner, totals
+from cluster.core.role import totals
+from cluster.core.runner import Runner
 from cluster.process.context import Context
 from cluster.routers.kept_client import KeptClient
 from cluster.wire.v1 import kept_pb2

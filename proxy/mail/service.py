@@ -17,7 +17,8 @@ import grpc.aio
 from cluster.access.login_guard import LoginGuard, LoginSession
 from cluster.access.logins import enter
 from cluster.core.contract import END_OF_TURN, TICK
-from cluster.core.role import Runner, totals
+from cluster.core.role import totals
+from cluster.core.runner import Runner
 from cluster.listeners.request_limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, check_batch, slices
 from cluster.metrics.histogram import OneAtATime
 from cluster.process.context import Context

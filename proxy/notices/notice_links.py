@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from cluster.core.contract import END_OF_TURN, TICK
-from cluster.core.role import Runner, totals
+from cluster.core.role import totals
+from cluster.core.runner import Runner
 from cluster.rpc.framed import Framed, FramedCall
 from cluster.rpc.methods import NOTIFY
 from cluster.wire.v1 import delivery_pb2

@@ -6,27 +6,36 @@ Source: docs/architecture.md, "A message to a room".
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from pixiu.wire.record import KEY_AT, SIZE_FIELD, SNOWFLAKE_AT, offsets
 from proxy import events as ev
 
 
-@dataclass(slots=True)
 class Batch:
-    """A batch in flight."""
+    """A batch in flight.
 
-    stream: int
-    first: int
-    last: int
-    data: bytes
-    copy: int = 0
-    receipt: bool = False
-    more: bool = False
-    pending: int = 0
-    failures: list[ev.Failure] = field(default_factory=list)
-    sessions: Mapping[int, int] | None = None
-    """SnowflakeID → session of the client that published the message, if it has one; None: none has."""
+    Args:
+        sessions: SnowflakeID → session of the client that published the message, if it has one; None: none has.
+    """
+
+    __slots__ = ("copy", "data", "failures", "first", "last", "more", "pending", "receipt", "sessions", "stream")
+
+    def __init__(
+        self,
+        stream: int,
+        first: int,
+        last: int,
+        data: bytes,
+        copy: int = 0,
+        receipt: bool = False,
+        more: bool = False,
+        *,
+        sessions: Mapping[int, int] | None = None,
+    ) -> None:
+        self.stream, self.first, self.last, self.data = stream, first, last, data
+        self.copy, self.receipt, self.more, self.sessions = copy, receipt, more, sessions
+        self.pending = 0
+        self.failures: list[ev.Failure] = []
 
 
 def sessions_of(data: bytes, sessions: Sequence[int]) -> Mapping[int, int] | None:

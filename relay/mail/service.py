@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from cluster.core.contract import END_OF_TURN, TICK
-from cluster.core.role import RoleShell, Runner, totals
+from cluster.core.role import RoleShell, totals
+from cluster.core.runner import Runner
 from cluster.process.context import Context
 from cluster.rpc.methods import NOTIFY
 from cluster.rpc.pi_links import PiLinks

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Final
 
 from cluster.core.contract import TICK, SendControl, Settled
-from cluster.core.role import Runner, totals
+from cluster.core.role import totals
+from cluster.core.runner import Runner
 from cluster.links.api import Links, Outcome
 from cluster.membership.map.devices import DEVICE_MASK, Devices
 from cluster.membership.map.updates import Update

@@ -22,7 +22,7 @@ import grpc.aio
 import pyarrow as pa
 
 from cluster.core.contract import NEVER
-from cluster.core.role import Runner
+from cluster.core.runner import Runner
 from cluster.process.context import Context
 from cluster.process.host import run_role
 from cluster.replication.core.events import Accepted

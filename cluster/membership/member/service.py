@@ -13,7 +13,8 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from cluster.core.contract import TICK
-from cluster.core.role import RoleShell, Runner, totals
+from cluster.core.role import RoleShell, totals
+from cluster.core.runner import Runner
 from cluster.links.api import Outcome, PeerState
 from cluster.membership import events as ev
 from cluster.membership.map.anti_entropy import is_anti_entropy

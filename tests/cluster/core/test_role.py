@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from cluster.core.contract import END_OF_TURN, NEVER, TICK, EndOfTurn, EventTable, RecordsReceived, Settle, Tick
-from cluster.core.role import RoleShell, Runner, totals
+from cluster.core.role import RoleShell, totals
+from cluster.core.runner import Runner
 from cluster.links.api import Outcome
 from pixiu.ids import EndpointID
 
