@@ -325,21 +325,22 @@ class Service(RoleShell):
                 control.ParseFromString(message)
             except DecodeError:
                 return Outcome.MALFORMED
-            if control.HasField("publish_will") or control.HasField("will_published"):
+            event = event_of(peer, control, self._is_relay)
+            if event is not None:
+                if not isinstance(event, ev.BatchResolved):
+                    outcome = Outcome.TAKEN
+                self._runner.step(event)
+            elif control.HasField("publish_will") or control.HasField("will_published"):
                 if not self._is_relay(peer):
                     return Outcome.NOT_TAKEN
                 try:
                     self._wills.on_control(peer, control)
                 except MalformedData:
                     return Outcome.MALFORMED
-                continue
-            event = event_of(peer, control, self._is_relay)
-            if not isinstance(event, ev.BatchResolved):
+            else:
                 outcome = Outcome.TAKEN
-            if event is not None:
-                self._runner.step(event)
-            elif control.HasField("layout_notice"):
-                self._context.layout_noticed(control.layout_notice.version)
+                if control.HasField("layout_notice"):
+                    self._context.layout_noticed(control.layout_notice.version)
         return outcome
 
     def on_settled(self, peer: EndpointID, settled: list[tuple[int, bool]]) -> None:

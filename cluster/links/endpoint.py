@@ -28,7 +28,7 @@ from typing import Final
 
 from cluster.links.api import LinkHandler, Links, Peer, PeerState
 from cluster.links.link import MIN_DELAY_S
-from cluster.links.local import LocalSwitch
+from cluster.links.local import Delivery, LocalSwitch
 from cluster.links.local_core import LocalCore
 from cluster.links.options import LinkOptions
 from cluster.links.peer.sender import Address
@@ -476,14 +476,14 @@ class Endpoint(Links):
             self._timer = loop.call_at(deadline, self._poll) if deadline < float("inf") else None
         work(self._core.port.switch, loop)
 
-    def take_local(self, serve: Callable[[], None]) -> None:
+    def take_local(self, now: float, most: int, done: list[Delivery]) -> None:
         """Handle what other roles of this process sent, as `_readable` handles datagrams; `LocalSwitch` calls this."""
         loop = self._loop
         if loop is None:
             return
         self._in_turn = self._in_input = True
         try:
-            serve()
+            self._core.port.take(now, most, done)
         finally:
             self._in_input = False
             try:

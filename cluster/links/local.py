@@ -12,7 +12,6 @@ Source: docs/links.md, "Inside a process".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Final, Protocol
 
 from cluster.links.api import LinkHandler, Outcome, PeerState
@@ -47,8 +46,9 @@ def directly(act: Callable[..., object], *arguments: object) -> object:
 class LocalHost(Protocol):
     """The shell of a role's links."""
 
-    def take_local(self, serve: Callable[[], None]) -> None:
-        """Call this as received data is handled, then what wants the end of the input, then send what was queued meanwhile."""
+    def take_local(self, now: float, most: int, done: list[Delivery]) -> None:
+        """Call the port's `take` as received data is handled, then what wants the end of the input, then send what was queued
+        meanwhile."""
 
 
 class LocalLink:
@@ -117,6 +117,8 @@ class LocalPort:
         self.switch, self.id, self.role, self.options, self.handler = switch, id_, role, options, handler
         self.layout_version, self.refusals, self.dropped, self.outputs = layout_version, refusals, dropped, outputs
         self.host: LocalHost | None = None
+        self.serve: Callable[..., object] = self.take
+        """The host's `take_local`."""
         self.run: Run = directly
         self.links: dict[EndpointID, LocalLink] = {}
         """By receiver."""
@@ -421,7 +423,7 @@ class LocalSwitch:
 
     def attach(self, port: LocalPort, host: LocalHost, run: Run = directly) -> None:
         """Open a role's port: from now on what others of this process send to it comes here."""
-        port.host, port.run = host, run
+        port.host, port.serve, port.run = host, host.take_local, run
         self.ports[port.id] = port
 
     def detach(self, port: LocalPort, now: float) -> None:
@@ -477,7 +479,7 @@ class LocalSwitch:
         port.taken = 0
         try:
             if port.host is not None:
-                port.run(port.host.take_local, partial(port.take, now, most, done))
+                port.run(port.serve, now, most, done)
         finally:
             if port.incoming or port.beats or port.states or port.settled:
                 self.look(port)

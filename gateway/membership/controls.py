@@ -15,19 +15,20 @@ def event_of(peer: EndpointID, control: control_pb2.Control, is_relay: Callable[
 
     is_relay: returns True if a peer is a relay; None: the gateway's view does not have the peer yet.
     """
-    if control.HasField("gateway_confirm"):
+    kind = control.WhichOneof("body")
+    if kind == "publish_outcome":
+        outcome = control.publish_outcome
+        return ev.BatchResolved(peer, outcome.number, _failures(outcome.failures) if outcome.failures else [])
+    if kind == "gateway_confirm":
         confirm = control.gateway_confirm
         newer = [(found.id, found.connect_time) for found in confirm.newer]
         return ev.Confirmed(peer, list(confirm.ids), newer, list(confirm.refused), list(confirm.stale))
-    if control.HasField("device_replaced"):
+    if kind == "device_replaced":
         gone = control.device_replaced
         return ev.Replaced(gone.uin, gone.device, gone.connect_time, gone.reason)
-    if control.HasField("publish_outcome"):
-        outcome = control.publish_outcome
-        return ev.BatchResolved(peer, outcome.number, _failures(outcome.failures) if outcome.failures else [])
     if is_anti_entropy(control):
         return ev.HealingReceived(peer, control, is_relay(peer))
-    if control.HasField("fenced"):
+    if kind == "fenced":
         return ev.FenceReceived(peer, control.fenced.floor)
     return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cluster.links.api import Outcome, Peer, PeerState
-from cluster.links.local import LocalSwitch
+from cluster.links.local import Delivery, LocalSwitch
 from cluster.links.local_core import LocalCore
 from cluster.links.options import LinkOptions
 from cluster.links.peer.sender import Address
@@ -125,11 +125,11 @@ class Node:
             self.world.switch.work(now)
         return self.take()
 
-    def take_local(self, serve: Callable[[], None]) -> None:
+    def take_local(self, now: float, most: int, done: list[Delivery]) -> None:
         """See `LocalHost`."""
         assert not self.serving, "nobody is entered twice"
         self.serving = True
-        serve()
+        self.core.port.take(now, most, done)
         at_end, self.at_end = self.at_end, []
         for act in at_end:
             act()

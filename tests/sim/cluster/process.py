@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cluster.links.api import Outcome, Peer, PeerState
+from cluster.links.local import Delivery
 from cluster.links.local_core import LocalCore
 from pixiu.ids import EndpointID
 from tests.sim.cluster import nodes
@@ -231,12 +233,12 @@ class Process:
         finally:
             self._entered = before
 
-    def take_local(self, serve: Callable[[], None]) -> None:
+    def take_local(self, now: float, most: int, done: list[Delivery]) -> None:
         """See `LocalHost`."""
         assert self.alive, "nothing is handed to a process that is gone"
         assert not self.paused, "nor to one that is stopped"
         assert not self._entered, "no role is entered while it works"
-        self._enter(serve)
+        self._enter(partial(self.links.port.take, now, most, done))
         self.turn()
 
     def turn(self) -> None:
