@@ -45,6 +45,7 @@ JVM_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
     "-Xmx768m",  # a limit: it keeps the last 500 changes in memory, twice, and allows no fewer; a topic's node has up to 512 KiB
+    "-Xmn8m",  # what it may fill before it collects: by default hundreds of MiB, however little of it lives
     "-Djute.maxbuffer=1048576",  # limit of one request; the largest node has 512 KiB
     "-Dzookeeper.admin.enableServer=false",
     "-Dzookeeper.4lw.commands.whitelist=srvr,ruok,mntr",

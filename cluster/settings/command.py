@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cluster.settings.fields import field_docs, specs, toml_value, unknown
 from cluster.settings.options import ClusterOptions, Options, RoleOptions
@@ -54,10 +55,10 @@ def parse_arguments(module: str, about: str, tables: Sequence[Table], argv: Sequ
     Exits by SystemExit as argparse does: 0 after --help and --version, 2 on unknown arguments.
     Raises ConfigurationError on a --set without «=» or given twice for one key.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
+        tables,
         prog=f"python -m {module}",
         description=about,
-        epilog=_options_help(tables),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -90,6 +91,20 @@ def parse_arguments(module: str, about: str, tables: Sequence[Table], argv: Sequ
             raise ConfigurationError(f"--set {key}: given twice")
         overrides[key] = value
     return Command(found.config, overrides, found.example)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose help lists the options of tables, by their docstrings in the source: reading it takes longer than the rest of
+    a start, so nothing else does."""
+
+    def __init__(self, tables: Sequence[Table], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._tables = tables
+
+    def format_help(self) -> str:
+        """See `argparse`."""
+        self.epilog = _options_help(self._tables)
+        return super().format_help()
 
 
 def _options_help(tables: Sequence[Table]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
+from cluster.settings.command import parse
 from cluster.settings.fields import bounded, choice, choices, specs
 from cluster.settings.options import (
     WIRE_DEFAULTS,
@@ -249,6 +251,14 @@ def test_the_example_file_holds_every_option_with_its_help_and_loads_as_the_defa
     assert list(tables["router"]) == list(specs(SampleOptions))
     assert "# Milliseconds after which ZooKeeper removes a silent process. (an integer from 1000 to 120000)" in text
     assert load(tmp_path, text) == (ClusterOptions(), SampleOptions())
+
+
+def test_a_start_reads_no_help_texts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("router", SampleOptions, ["--help"])
+    assert "Kinds served." in capsys.readouterr().out
+    monkeypatch.delattr(inspect, "getsource")
+    assert parse("router", SampleOptions, ["--set", "mode=slow"]).overrides == {"mode": "slow"}
 
 
 def test_a_root_of_routers_must_be_one_and_is_not_for_routers_and_gateways(tmp_path: Path) -> None:
