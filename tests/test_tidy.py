@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROLES = ("proxy", "router", "broker", "relay", "xiu", "pi", "topic", "gateway", "bridge")
-SHELLS = ("admin",)
-"""Roles without a core yet: they have a process."""
-PACKAGES = ("pixiu", "cluster", "registry", *ROLES, *SHELLS, "node", "ops", "onebox", "tools", "pipeline", "nsqdoor", "comparison")
+ROLES = ("proxy", "router", "broker", "relay", "xiu", "pi", "topic", "admin", "gateway", "bridge")
+PACKAGES = ("pixiu", "cluster", "registry", *ROLES, "node", "ops", "onebox", "tools", "pipeline", "nsqdoor", "comparison")
 ROLE_FILES = {"__init__.py", "__main__.py", "options.py", "events.py", "core.py", "service.py"}
 IMPURE = {
     "asyncio", "socket", "time", "random", "os", "grpc", "kazoo", "structlog", "lmdb", "rocksdict",
@@ -131,7 +129,7 @@ def says_pure(source: str) -> bool:
 
 
 def test_cores_and_modules_that_say_so_are_pure() -> None:
-    by_name = {f"{role}/{name}" for role in (*ROLES, *SHELLS) for name in ("core.py", "events.py")}
+    by_name = {f"{role}/{name}" for role in ROLES for name in ("core.py", "events.py")}
     wrong = {
         source: sorted(found)
         for source in sources()
@@ -156,9 +154,9 @@ def test_every_role_names_its_parts_alike(role: str) -> None:
     assert "Service" in named["service.py"]
 
 
-@pytest.mark.parametrize("role", [*ROLES, *SHELLS])
+@pytest.mark.parametrize("role", ROLES)
 def test_roles_never_import_each_other(role: str) -> None:
-    others = {*ROLES, *SHELLS} - {role}
+    others = set(ROLES) - {role}
     for source in sources():
         if source.startswith(f"{role}/"):
             assert not tops(source) & others, source
@@ -166,7 +164,7 @@ def test_roles_never_import_each_other(role: str) -> None:
 
 def test_imports_go_downwards_only() -> None:
     """The SDK below the servers' kernel, the kernel below what writes to the registry, that below roles and operators' commands."""
-    outside, roles = {"node", "ops", "onebox", "tools", "pipeline", "nsqdoor"}, {*ROLES, *SHELLS}
+    outside, roles = {"node", "ops", "onebox", "tools", "pipeline", "nsqdoor"}, set(ROLES)
     above = {
         "pixiu": {"cluster", "registry", *roles, *outside},
         "cluster": {"registry", *roles, *outside},
@@ -185,7 +183,7 @@ def test_imports_go_downwards_only() -> None:
 def test_no_server_has_a_client_inside() -> None:
     """A gateway publishes by links, whatever the QoS: it imports nothing of the SDK's client, nor does any other server. Its HTTP
     API is a client on behalf of its callers, with their logins; a bridge, and a proxy's writer of routed topics, with their own."""
-    servers = ("cluster", "registry", "node", *ROLES, *SHELLS)
+    servers = ("cluster", "registry", "node", *ROLES)
     clients = {source for source in sources() if any(name.startswith("pixiu.client") for name in imports(source))}
     assert not {
         source
@@ -206,7 +204,7 @@ def test_no_server_has_anything_of_its_process_alone() -> None:
 
 def test_the_pipeline_is_a_client() -> None:
     """It imports the SDK, and no server's package; nobody imports it, and nobody else PySpark."""
-    servers = {"cluster", "registry", "ops", "onebox", *ROLES, *SHELLS}
+    servers = {"cluster", "registry", "ops", "onebox", *ROLES}
     for source in sources():
         if source.startswith("pipeline/"):
             assert not tops(source) & servers, source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -52,6 +53,7 @@ def test_the_generated_modules_are_those_of_the_protos_and_share_a_process() -> 
 
 def test_both_have_the_same_version_and_ask_for_each_other_in_it() -> None:
     pin = f"=={__version__}"
+    assert json.loads((ROOT / "sdk/typescript/package.json").read_text())["version"] == __version__
     assert all(line.endswith(pin) for line in lines(setup(".")["options"]["install_requires"]) if line.startswith("pixiu-sdk"))
     extras = setup("pixiu")["options.extras_require"]
     assert lines(extras["cli"]) == [f"pixiu-cluster {pin}"]
