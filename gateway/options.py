@@ -67,7 +67,8 @@ class Options(ClientRoleOptions, PacedOptions):
     """Limit of rooms and topics of all connections, about half a KiB each; beyond it a connection gets no more than
     client_joins_free."""
     connection_buffer_bytes: int = bounded(2 << 20, 16 << 10, 1 << 30)
-    """Bytes that may wait for one connection; beyond it the oldest messages are dropped."""
+    """Bytes that may wait for one connection; beyond it the oldest messages of QoS 0 are dropped, and for QoS 1 or 2 the
+    connection is closed."""
     memory_bytes: int = bounded(256 << 20, 4 << 20, 1 << 40)
     """Bytes of client input that cannot be processed yet: unfinished packets, and messages of QoS 1 that wait. Beyond it the
     connections that hold the most are closed."""

@@ -6,8 +6,8 @@
 
 Compiled modules are in a folder of their own, where only this finder finds them, and only if every source is the one that was
 compiled: nothing outdated ever runs. Compiled modules call one another without looking names up, so a process uses all or none: one
-that has already imported a module as Python stays with Python. Only `PIXIU_COMPILE=1` selects compiled modules; plain Python is the
-default.
+that has already imported a module as Python stays with Python. `PIXIU_COMPILE=1` (anything but 0) selects compiled modules; plain
+Python is the default.
 
 Source: docs/performance.md, docs/decisions/0234-compiled-or-plain-never-both.md.
 """
