@@ -100,8 +100,10 @@ class Roles:
         self._nodes |= dict.fromkeys(names, names[0])
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
-        """To one process."""
+        """To one process; a killed one is waited for, so that its folder is free for the next one."""
         self._processes[name].send_signal(number)
+        if number is signal.SIGKILL:
+            self._processes[name].wait(WAIT_S)
 
     async def kill(self, name: str) -> None:
         """End a process as a crash does; `start` it again before the end."""
