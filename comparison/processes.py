@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -51,14 +51,19 @@ def memory_bytes(pids: Sequence[int]) -> int:
     return found
 
 
-def switches(pids: Sequence[int]) -> int:
-    """Return the voluntary context switches of all threads of these processes so far."""
-    found = 0
+def switches(pids: Sequence[int]) -> dict[int, int]:
+    """Return the voluntary context switches so far of each thread of these processes, by its ID."""
+    found: dict[int, int] = {}
     for pid in pids:
         for status in Path(f"/proc/{pid}/task").glob("*/status"):
             with contextlib.suppress(OSError):  # a thread that has ended
-                found += int(status.read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+                found[int(status.parent.name)] = int(status.read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
     return found
+
+
+def switched(before: Mapping[int, int], after: Mapping[int, int]) -> int:
+    """Return the context switches between two looks of the threads that are in both."""
+    return sum(now - before[thread] for thread, now in after.items() if thread in before)
 
 
 def free_port() -> int:

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Final
 
 from comparison.cases import CASES, Case
+from comparison.processes import switched
 
 OURS: Final = "pixiu"
 LOAD_LIMIT: Final = 0.8
@@ -76,7 +77,8 @@ class Looked:
     memory_bytes: float
     at_s: float
     processes: int = 0
-    switches: int = 0
+    switches: Mapping[int, int] = field(default_factory=dict)
+    """Voluntary context switches by thread."""
 
 
 def sample_of(case: Case, said: Mapping[str, float], before: Looked, after: Looked) -> Sample:
@@ -94,7 +96,7 @@ def sample_of(case: Case, said: Mapping[str, float], before: Looked, after: Look
     figures = {**said, "server_cpu_s": used, "per_cpu": deliveries / used if used > 0 else 0.0, "memory_bytes": memory}
     return Sample(
         0, **figures, others_cores=max(others / wall, 0.0), hops=hops, server_cores=used / wall, processes=after.processes,
-        switches_per_s=max(after.switches - before.switches, 0) / wall,
+        switches_per_s=switched(before.switches, after.switches) / wall,
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from rich.table import Table
 
 import pixiu
 from comparison.ours import Running, cluster
-from comparison.processes import cpu_seconds, switches
+from comparison.processes import cpu_seconds, switched, switches
 
 ROLES = ("proxy", "xiu", "pi")
 WINDOWS = (1, 100, 1000)
@@ -73,7 +73,7 @@ async def measure(running: Running, replicas: int, window: int, seconds: float) 
             took.append(time.perf_counter() - now)
         wall = time.perf_counter() - began
     used = {role: cpu_seconds(running.pids[role]) - before[role][0] for role in ROLES}
-    waits = {role: switches(running.pids[role]) - before[role][1] for role in ROLES}
+    waits = {role: switched(before[role][1], switches(running.pids[role])) for role in ROLES}
     took.sort()
     return Row(
         replicas, window, sent / wall, sent / max(sum(used.values()), 0.01), took[len(took) // 2] * 1000,

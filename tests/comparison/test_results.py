@@ -29,8 +29,8 @@ def test_a_sample_is_what_the_load_said_and_what_was_seen_of_the_servers() -> No
     assert found.hops == {"a": 2, "b": 1}
 
 
-def test_processes_and_their_switches_are_counted() -> None:
-    before, after = Looked({"a": 10}, 0, 0, 5, 4, 2, 100), Looked({"a": 11}, 1, 0, 7, 8, 3, 300)
+def test_processes_and_the_switches_of_threads_that_go_on_are_counted() -> None:
+    before, after = Looked({"a": 10}, 0, 0, 5, 4, 2, {1: 100, 2: 900}), Looked({"a": 11}, 1, 0, 7, 8, 3, {1: 300, 3: 7})
     found = sample_of(CASES["idle"], {}, before, after)
     assert (found.processes, found.switches_per_s, found.server_cores, found.memory_bytes) == (3, 50, 0.25, 7)
 
