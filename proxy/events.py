@@ -111,14 +111,8 @@ class GatewayPublished:
     def __init__(
         self, stream: int, gateway: EndpointID, number: int, data: bytes, count: int, sessions: Sequence[int] = ()
     ) -> None:
-        self.stream, self.gateway, self.number, self.data, self.count, self.sessions = (
-            stream,
-            gateway,
-            number,
-            data,
-            count,
-            sessions,
-        )
+        self.stream, self.gateway, self.number = stream, gateway, number
+        self.data, self.count, self.sessions = data, count, sessions
 
 
 @dataclass(frozen=True, slots=True)

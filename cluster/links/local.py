@@ -117,8 +117,6 @@ class LocalPort:
         self.switch, self.id, self.role, self.options, self.handler = switch, id_, role, options, handler
         self.layout_version, self.refusals, self.dropped, self.outputs = layout_version, refusals, dropped, outputs
         self.host: LocalHost | None = None
-        self.serve: Callable[..., object] = self.take
-        """The host's `take_local`."""
         self.run: Run = directly
         self.links: dict[EndpointID, LocalLink] = {}
         """By receiver."""
@@ -423,7 +421,7 @@ class LocalSwitch:
 
     def attach(self, port: LocalPort, host: LocalHost, run: Run = directly) -> None:
         """Open a role's port: from now on what others of this process send to it comes here."""
-        port.host, port.serve, port.run = host, host.take_local, run
+        port.host, port.run = host, run
         self.ports[port.id] = port
 
     def detach(self, port: LocalPort, now: float) -> None:
@@ -479,7 +477,7 @@ class LocalSwitch:
         port.taken = 0
         try:
             if port.host is not None:
-                port.run(port.serve, now, most, done)
+                port.run(port.host.take_local, now, most, done)
         finally:
             if port.incoming or port.beats or port.states or port.settled:
                 self.look(port)
