@@ -186,8 +186,8 @@ class Reply:
     up_to: int
     failures: list[Failure]
 
-    def __init__(self, stream: int, up_to: int, failures: list[Failure] | None = None) -> None:
-        self.stream, self.up_to, self.failures = stream, up_to, [] if failures is None else failures
+    def __init__(self, stream: int, up_to: int, failures: list[Failure]) -> None:
+        self.stream, self.up_to, self.failures = stream, up_to, failures
 
 
 @dataclass(frozen=True, slots=True)
