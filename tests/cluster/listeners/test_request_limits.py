@@ -98,7 +98,7 @@ class Host:
     def publish(self, batch: ev.BatchPublished) -> None:
         self._clock.work(batch.count)
         last = batch.position + batch.count - 1
-        self.streams[batch.stream].resolved(ev.Reply(batch.stream, last))
+        self.streams[batch.stream].resolved(ev.Reply(batch.stream, last, []))
 
     def admit(self, publisher: PublisherStream) -> int:
         number = len(self.streams) + 1
