@@ -35,11 +35,14 @@ def child_environment() -> dict[str, str]:
 
 
 class DieWithParent:
-    """Make a child die with its parent. Runs in the child between fork and exec."""
+    """Make a child die with its parent. Runs in the child between fork and exec.
 
-    def __init__(self, number: int) -> None:
+    parent: its process ID; 0: this process, before it forks.
+    """
+
+    def __init__(self, number: int, parent: int = 0) -> None:
         self._number = number
-        self._parent = os.getpid()
+        self._parent = parent or os.getpid()
 
     def __call__(self) -> None:
         if _LIBC is not None:

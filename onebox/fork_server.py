@@ -5,6 +5,8 @@ imports for a second. `pixiu up` and the tests start their processes with it.
                ◀───{"start": 1, "pid": 4711}─────────────────────
                ◀───{"pid": 4711, "code": 0}──────────────────────
 
+A server that is asked for one process alone does not fork: it becomes that process, and its memory is not needed twice.
+
 Nothing but imports happens before a fork: no thread, no socket, no gRPC object. When the server or its client ends, its children
 are killed.
 
@@ -116,10 +118,11 @@ class ForkServer:
     Args:
         environment: of the server and, unless `start` is given another one, of its processes.
         modules: imported before any fork.
+        alone: whether the server becomes its first process, which is the only one.
     """
 
-    def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = PRELOADED) -> None:
-        self._environment, self._modules = dict(environment), list(modules)
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = PRELOADED, *, alone: bool = False) -> None:
+        self._environment, self._modules, self._alone = dict(environment), list(modules), alone
         self._server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._reader: threading.Thread | None = None
@@ -134,14 +137,23 @@ class ForkServer:
             self._connected()
 
     def start(self, module: str, arguments: Sequence[str], log: BinaryIO, environment: Mapping[str, str] | None = None) -> Forked:
-        """Start `python -m MODULE ARGUMENTS…` in a session of its own, without input, its output into `log`. Raises OSError."""
+        """Start `python -m MODULE ARGUMENTS…` in a session of its own, without input, its output into `log`. Raises OSError.
+
+        A process that is alone ends with the thread that started its server, by `prepare` or by this.
+        """
         with self._lock:
             connection = self._connected()
             self._starts += 1
             number = self._starts
             answered, found = threading.Event(), list[Forked]()
             self._waiting[number] = answered, found
-            request = {"start": number, "module": module, "arguments": list(arguments), "environment": environment}
+            request = {
+                "start": number,
+                "module": module,
+                "arguments": list(arguments),
+                "environment": environment,
+                "alone": self._alone,
+            }
             try:
                 socket.send_fds(connection, [json.dumps(request).encode()], [log.fileno()])
             except OSError:
@@ -158,11 +170,18 @@ class ForkServer:
         with self._lock:
             return len(self._running) + len(self._waiting)
 
+    @property
+    def taken(self) -> bool:
+        """True if the server has become, or is becoming, its only process."""
+        return self._alone and self._starts > 0
+
     def close(self) -> None:
         """End the server, and all processes that still run."""
         with self._lock:
             if self._socket is not None:
                 self._socket.shutdown(socket.SHUT_RDWR)
+            if self._server is not None and self._server.pid in self._running:  # it has become that process
+                self._server.kill()
         if self._reader is not None:
             self._reader.join()
 
@@ -200,16 +219,18 @@ class ForkServer:
                     continue
                 process = self._running.pop(said["pid"])
             process.end(said["code"])
-        connection.close()
-        server.kill()
-        server.wait()
         with self._lock:
+            if server.pid not in self._running:
+                server.kill()
+        code = server.wait()
+        with self._lock:
+            connection.close()
             self._socket = None
             lost, waiting = list(self._running.values()), list(self._waiting.values())
             self._running.clear()
             self._waiting.clear()
         for process in lost:
-            process.end(LOST)
+            process.end(code if process.pid == server.pid else LOST)
         for answered, _ in waiting:
             answered.set()
 
@@ -237,13 +258,17 @@ class Forks:
     Args:
         environment: see `ForkServer`.
         modules: see `ForkServer`.
+        alone: whether each process takes the place of a server of its own, for a cluster of one process.
     """
 
-    def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = PRELOADED) -> None:
-        self._environment, self._modules = environment, modules
-        self._servers = [ForkServer(environment, modules)]
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = PRELOADED, *, alone: bool = False) -> None:
+        self._environment, self._modules, self._alone = environment, modules, alone
+        self._servers = [self._server()]
         self._code, self._looked_at = self._look(), time.monotonic()
         self._lock = threading.Lock()
+
+    def _server(self) -> ForkServer:
+        return ForkServer(self._environment, self._modules, alone=self._alone)
 
     def _look(self) -> int:
         return installed((*self._modules, "pixiu"))
@@ -258,8 +283,8 @@ class Forks:
             now = time.monotonic()
             former, self._code = self._code, self._look() if now > self._looked_at + LOOK_S else self._code
             self._looked_at = now
-            if self._code != former:
-                self._servers.append(ForkServer(self._environment, self._modules))
+            if self._code != former or self._servers[-1].taken:
+                self._servers.append(self._server())
                 for idle in [each for each in self._servers[:-1] if not each.running]:
                     idle.close()
                     self._servers.remove(idle)
@@ -289,7 +314,7 @@ class _Server:
     connection: socket.socket
 
     def run(self) -> _Start | None:
-        """Serve. Returns the task in a child; returns None in the server, when no client is left."""
+        """Serve. Returns the task in the process that is to do it; returns None in the server, when no client is left."""
         reading, writing = socket.socketpair()
         writing.setblocking(False)
         signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
@@ -307,9 +332,11 @@ class _Server:
                     if not data:
                         return None
                     asked = json.loads(data)
-                    die_with_parent = DieWithParent(signal.SIGKILL)
-                    pid = os.fork()
-                    if pid == 0:
+                    alone = asked["alone"]
+                    die_with_parent = DieWithParent(signal.SIGKILL, os.getppid() if alone else os.getpid())
+                    if alone:
+                        self._say({"start": asked["start"], "pid": os.getpid()})
+                    if (pid := 0 if alone else os.fork()) == 0:
                         signal.set_wakeup_fd(-1)
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                         for end in (reading, writing, self.connection):
@@ -336,7 +363,8 @@ class _Server:
 
 
 def _become_child(environment: dict[str, str] | None, log: int, die_with_parent: DieWithParent) -> None:
-    os.setsid()
+    if os.getsid(0) != os.getpid():  # a server that becomes the process has a session
+        os.setsid()
     die_with_parent()
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):

@@ -259,7 +259,7 @@ class LocalCluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._failure: PixiuError | None = None
-        self._forks = Forks(child_environment())
+        self._forks = Forks(child_environment(), alone=len(self.children) == 1)
         self._lock = -1
         self._mark: Mark | None = None
         self._replicas = {role: wanted.replicas for role, wanted in options.layout().items()}

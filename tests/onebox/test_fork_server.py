@@ -29,11 +29,17 @@ WAIT_S = 60.0
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ForkServer]:
+def environment(tmp_path: Path) -> dict[str, str]:
     """Knows the module `program`."""
     (tmp_path / "program.py").write_text(PROGRAM)
     project = str(Path(__file__).resolve().parents[2])
-    found = ForkServer(os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{project}"}, ["json"])
+    return os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{project}"}
+
+
+@pytest.fixture
+def server(environment: dict[str, str]) -> Iterator[ForkServer]:
+    """One that forks."""
+    found = ForkServer(environment, ["json"])
     yield found
     found.close()
 
@@ -81,17 +87,35 @@ async def test_none_outlives_the_server_and_the_next_start_begins_another_one(se
         assert server.start("program", ["0"], output).wait(WAIT_S) == 0
 
 
-async def test_nobody_is_left_when_whoever_asked_is_killed(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    project = Path(__file__).resolve().parents[2]
+async def test_one_process_alone_takes_the_place_of_its_server(environment: dict[str, str], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    forks = Forks(environment, ["json"], alone=True)
+    with open(log, "ab") as output:
+        assert forks.start("program", ["3", "more"], output).wait(WAIT_S) == 3
+        assert log.read_text() == "arguments 3 more session True None ''\n"
+        stays = forks.start("program", ["wait"], output)
+        ended = forks.start("program", ["wait"], output)
+    await until(lambda: log.read_text().count("arguments wait") == 2, "their first lines")
+    assert int(Path(f"/proc/{stays.pid}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid(), (
+        "there is no server between"
+    )
+    ended.send_signal(signal.SIGTERM)
+    assert await ended.ended() == -signal.SIGTERM
+    assert stays.poll() is None
+    forks.close()
+    assert await stays.ended() == LOST
+    assert not runs(stays.pid)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_nobody_is_left_when_whoever_asked_is_killed(environment: dict[str, str], tmp_path: Path, alone: bool) -> None:
     asker = (
         "import os, sys\n"
         "from onebox.fork_server import ForkServer\n"
         "with open(sys.argv[1], 'ab') as log:\n"
-        "    print(ForkServer(os.environ, ['json']).start('program', ['wait'], log).pid, flush=True)\n"
+        f"    print(ForkServer(os.environ, ['json'], alone={alone}).start('program', ['wait'], log).pid, flush=True)\n"
         "    sys.stdin.read()\n"
     )
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{project}"}
     with subprocess.Popen(
         [sys.executable, "-c", asker, str(tmp_path / "log")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     ) as process:

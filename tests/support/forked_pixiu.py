@@ -26,15 +26,15 @@ class Fork:
     """A child of this process, with what a `ForkServer` needs of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
+        self.pid = pid
 
     def kill(self) -> None:
         """Send SIGKILL. It is not reaped before `wait`."""
-        os.kill(self._pid, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
 
-    def wait(self) -> None:
-        """Reap it."""
-        os.waitpid(self._pid, 0)
+    def wait(self) -> int:
+        """Reap it. Returns its exit code."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 def fork_first() -> None:
