@@ -118,10 +118,12 @@ def up(
 
 def _check_log(replay: str) -> None:
     """Check the log, so that an error is reported before anything starts."""
+    if not replay:
+        return
     from tools.replay.log import load_log
     from tools.replay.run import SAMPLE
 
-    if replay not in ("", SAMPLE):
+    if replay != SAMPLE:
         load_log(Path(replay))
 
 
