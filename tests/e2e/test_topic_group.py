@@ -169,7 +169,10 @@ async def test_reads_wait_and_members_learn_of_the_end_of_a_part(roles: Roles) -
     (node,) = await roles.running("topic-a")
     await leader(roles, "topic-a")
     await make_topic(node, parts=[1, 2])
-    waiting = asyncio.create_task(call(node, "Read", pb.TopicReadRequest(topic=ORDERS, part=1, end=True, wait_ms=30_000)))
+    empty = await call(node, "Read", pb.TopicReadRequest(topic=ORDERS, part=1, end=True))
+    # From an offset, because the write may come first.
+    request = pb.TopicReadRequest(topic=ORDERS, part=1, offset=empty.next, wait_ms=30_000)
+    waiting = asyncio.create_task(call(node, "Read", request))
     async with Writer(node) as writer, Member(node, credit=1) as member:
         await writer.write([b"one", b"two"], 1)
         reply = await waiting
